@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from onea.cli.display import RunDisplay
 from onea.data.dataset import natural_key
 from onea.files import write_json
 from onea.model.answers import Snapshot
@@ -33,6 +32,7 @@ from onea.model.learning.series import GROUPS, groups_by_class
 from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
+from onea.research.cli.run_display import RunDisplay
 from onea.vit.network_config import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")

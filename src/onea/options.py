@@ -27,10 +27,10 @@ class MachineOptions:
     """Device options that research runs and models share.
 
     Attributes:
-        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 if supported); ``fp8`` is bf16 with
-            FP8 products of frozen weights, on NVIDIA GPUs that support it.
-        device: ``cpu``, ``cuda``, ... or ``auto``.
-        threads: CPU threads; 0 is all.
+        precision: precision of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 if supported); ``fp8`` is bf16
+            with FP8 products of frozen weights, on NVIDIA GPUs that support it.
+        device: ``cpu``, ``cuda``, ... or ``auto`` (a GPU if there is one).
+        threads: number of CPU threads; 0 uses all.
         on_bad: how to handle unreadable images: ``fail`` or ``skip``.
     """
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from onea.cli.check_display import print_check
+from onea.cli.display import print_check
 from onea.model.evaluation.check import Check
 from onea.model.evaluation.confusions import Absorber, Misclassified, Mistakes
 
@@ -22,8 +22,8 @@ def test_a_folder_is_told_in_tables_and_pictures(onea, shop, tiny_images):
     shutil.move("photos/class00/0.png", "photos/class01/moved.png")
     code, out, err = onea("check", str(shop), "photos", "--threads", "1", "-o", "found")
     assert code == 0, err
-    assert "classes that need something, the neediest first" in out
-    assert "photos that may have the wrong name" in out
+    assert "classes to improve, the most urgent first" in out
+    assert "photos that may be mislabelled" in out
     assert "few photos" in out
     for name in ("learning-curves", "suspicious-photos"):
         assert str(Path("found") / f"{name}.png") in out
@@ -79,7 +79,7 @@ def test_unreadable_photos_stop_a_check_or_are_left_out(onea, shop, tiny_images)
         (["nowhere"], "nowhere does not exist; give a folder with one folder of images for each class.\n"),
         (["empty"], "no class folders"),
         (["photos", "--on-bad", "x"], "choose fail or skip"),
-        (["--most", "0"], "at least one row"),
+        (["--most", "0"], "must be at least 1"),
         (["empty", "-o", "file/found"], "Cannot write"),
     ],
 )

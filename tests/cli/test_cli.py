@@ -46,9 +46,9 @@ def test_help_loads_only_what_any_help_needs():
     assert ours - plain == {"onea"}
 
 
-def test_help_is_grouped_by_person_and_photos_come_first(onea):
+def test_help_is_grouped_and_models_come_first(onea):
     out = onea("--help")[1]
-    panels = ("Your photos", "Research", "Merging and engineering")
+    panels = ("Models", "Research", "Merging and benchmarks")
     places = [out.index(f" {panel} ") for panel in panels]
     assert places == sorted(places)
     assert places[0] < out.index(" teach ") < out.index(" serve ") < places[1] < out.index(" run ") < places[2]
@@ -246,7 +246,7 @@ def test_a_config_file_that_is_not_text(onea, tmp_path):
     assert onea("run", "one-a", "--config", "run.yaml")[0] == 2
 
 
-def test_ctrl_c_says_that_nothing_is_lost(arguments, tmp_path):
+def test_ctrl_c_says_that_finished_tasks_are_kept(arguments, tmp_path):
     command = [sys.executable, "-m", "onea", "run", "one-a", *arguments, "--out", str(tmp_path / "o")]
     # The first task trains nothing, the second longer than anybody waits.
     slow = ["--sizes=1,3,2", "--single-class=skip", "--epochs=3000", "--max-epochs=3000"]
@@ -257,7 +257,7 @@ def test_ctrl_c_says_that_nothing_is_lost(arguments, tmp_path):
         rest = process.stderr.read()
     assert first.startswith("task 1/3")
     assert process.returncode == 130
-    assert "the same command continues" in rest
+    assert "repeat the command to resume" in rest
     assert json.loads((tmp_path / "o/record.json").read_text())["status"] == "running"
 
 
@@ -286,12 +286,12 @@ def test_another_runs_folder(onea, arguments):
     assert "another run (seed 1 instead of 5)" in err
 
 
-def test_a_merge_that_is_stopped_does_not_speak_of_tasks(onea, monkeypatch):
+def test_an_interrupted_merge_says_that_nothing_was_written(onea, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("onea.merging.files.merge_files", stopped)
-    assert onea("merge", "a", "b", "-o", "c")[::2] == (130, "onea: stopped; there is no result.\n")
+    assert onea("merge", "a", "b", "-o", "c")[::2] == (130, "onea: interrupted; no result was written.\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
@@ -299,7 +299,7 @@ def test_no_space_for_what_is_printed_is_one_sentence():
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "onea", "methods"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("onea: No space left for what is printed")
+    assert done.stderr.startswith("onea: No space left for the output")
     assert done.stderr.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from support.models import class_folders, tiny_model
 
 from onea import load as onea_load
-from onea.cli.model_display import print_learned
+from onea.cli.display import print_learned
 from onea.model.reports import format_accuracy
 
 
@@ -103,7 +103,7 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
     assert "choose another name for 'class00', or set --merge to make them one." in err
     code, out, _ = onea("rename", "shop.onea", "class00", "class01", "--merge")
     assert code == 0
-    assert "it knows 2 classes now" in out
+    assert "shop.onea now has 2 classes (version 2)" in out
     told = json.loads(onea("classes", "shop.onea", "--json")[1])
     assert told["classes"] == [{"name": "class01", "images": 12}, {"name": "class02", "images": 6}]
     answers = [json.loads(line) for line in onea("predict", "shop.onea", str(tiny_images), "--json")[1].splitlines()]
@@ -174,8 +174,8 @@ def test_all_the_time_that_teaching_took_is_told(onea, tiny_vit, tiny_images):
 def test_one_of_a_thing_is_told_as_one(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class00", "more/class00", ignore=shutil.ignore_patterns("[12].png"))
     assert "learned 1 known class again from 1 image in" in onea("teach", "shop.onea", "more", "--threads", "1")[1]
-    assert "it knows 1 class now" in onea("forget", "shop.onea", "class01", "class02")[1]
-    assert "is at version 2 again and knows 3 classes" in onea("undo", "shop.onea")[1]
+    assert "shop.onea now has 1 class " in onea("forget", "shop.onea", "class01", "class02")[1]
+    assert "is at version 2 again, with 3 classes" in onea("undo", "shop.onea")[1]
 
 
 def test_a_heic_photo_in_a_folder_is_never_passed_over(onea, shop, tiny_images):

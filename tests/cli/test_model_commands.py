@@ -36,7 +36,7 @@ def days(tiny_images, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def shop(onea, tiny_vit, days):
-    """A folder of one's own of the model that knows Monday's classes; it is taught once."""
+    """A copy of a model with Monday's classes, which is taught once."""
     taught = days / "shop.onea"
     if not taught.exists():
         code, _, err = onea("teach", str(taught), str(days / "monday"), "--backbone", tiny_vit, *FAST)
@@ -55,13 +55,13 @@ def test_teach_says_what_was_learned(onea, shop, days):
     assert "learned 1 new class from 6 images" in out
     assert "few photos: 'class03' (6); 10 or more of a class are advisable" in out
     assert "held-out" not in out, "one image"
-    assert "now knows 4 classes (version 2)" in out
+    assert "now has 4 classes (version 2)" in out
     code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--name", "more of it")
     assert "learned 1 known class again" in out
     code, out, _ = onea("history", "shop.onea")
     assert code == 0
     assert [name for name in ("monday", "tuesday", "more of it") if name in out] == ["monday", "tuesday", "more of it"]
-    assert "undo can go back to: 1, 2" in out
+    assert "undo can restore: 1, 2" in out
     noted = json.loads(onea("history", "shop.onea", "--json")[1])
     assert [update["known"] for update in noted["updates"]] == [3, 4, 4]
 
@@ -98,7 +98,7 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class01", "photos/class00", dirs_exist_ok=True)  # under another name
     code, out, _ = onea("evaluate", "shop.onea", "photos", "-o", "seen.png")
     assert code == 0
-    assert "never taught, not counted: class03, class04, class05; " in " ".join(out.split())
+    assert "untaught classes, not counted: class03, class04, class05; " in " ".join(out.split())
     rows = [line.split() for line in out.splitlines() if re.match(r"class\d+ +\d+ ", line)]
     shares = [float(cells[2]) for cells in rows]
     assert len(shares) == 3
@@ -108,7 +108,7 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     assert Image.open("seen.png").width > 500
 
 
-def test_evaluate_names_the_photos_that_are_taken_for_another_class(onea, shop, tiny_images):
+def test_evaluate_lists_the_misclassified_photos(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class01", "photos/class00")  # under another name
     told = json.loads(onea("evaluate", "shop.onea", "photos", "--json")[1])
     wrong = told["mistakes"]
@@ -117,7 +117,7 @@ def test_evaluate_names_the_photos_that_are_taken_for_another_class(onea, shop, 
     assert sorted((one["probability"] for one in wrong), reverse=True) == [one["probability"] for one in wrong]
     code, out, _ = onea("evaluate", "shop.onea", "photos", "--wrong")
     assert code == 0
-    lines = [line for line in out.splitlines() if ": taken for " in line]
+    lines = [line for line in out.splitlines() if ": predicted " in line]
     assert [line.partition(":")[0] for line in lines] == [one["image"] for one in wrong]
     assert all(Path(one["image"]).is_file() for one in wrong)
 
@@ -136,17 +136,23 @@ def shares(out: str) -> dict[str, str]:
     return {re.split("[:,]", row[0])[0].strip(): row[1] for row in rows if len(row) == 2}
 
 
-def test_evaluate_says_how_well_unknown_photos_are_told_apart(onea, shop, days, strange, tiny_images):
+def test_evaluate_measures_how_well_unknown_photos_are_detected(onea, shop, days, strange, tiny_images):
     code, out, err = onea("evaluate", "shop.onea", str(days / "monday"), "--unknown", strange, "-o", "seen.png")
     assert code == 0, err
     found = shares(out)
-    assert "18 known images against 6 unknown" in out
-    assert list(found) == ["AUROC", "FPR95", "OSCR", "unknown images answered unknown", "known images answered unknown"]
+    assert "18 known images and 6 unknown" in out
+    assert list(found) == [
+        "AUROC",
+        "FPR95",
+        "OSCR",
+        "unknown images predicted unknown",
+        "known images predicted unknown",
+    ]
     assert all(0 <= float(share) <= 100 for share in found.values())
-    assert f"{found['known images answered unknown']} % unknown of 18 images" in out
+    assert f"{found['known images predicted unknown']} % unknown of 18 images" in out
     answers = onea("predict", "shop.onea", strange, "--json")[1].splitlines()
     caught = sum(json.loads(line)["verdict"] == "unknown" for line in answers) / 6
-    assert found["unknown images answered unknown"] == f"{100 * caught:.1f}"
+    assert found["unknown images predicted unknown"] == f"{100 * caught:.1f}"
     assert out.endswith("seen.png\nseen-unknown.png\n")
     assert Image.open("seen-unknown.png").width > 500
 
@@ -156,7 +162,7 @@ def test_unknown_photos_before_a_model_that_answers_no_unknown(onea, tiny_vit, d
     code, out, err = onea("evaluate", "sure.onea", str(days / "monday"), "--unknown", strange)
     assert code == 0, err
     found = shares(out)
-    assert found["unknown images answered unknown"] == found["known images answered unknown"] == "it has none"
+    assert found["unknown images predicted unknown"] == found["known images predicted unknown"] == "no threshold"
     assert 0 <= float(found["AUROC"]) <= 100
     assert Path("confusion-unknown.png").is_file()
 
@@ -179,7 +185,7 @@ def test_rename_forget_and_undo(onea, shop, tiny_images):
     answers = onea("predict", "shop.onea", str(tiny_images / "test"), "--csv")[1]
     assert onea("rename", "shop.onea", "class00", "zero")[0] == 0
     assert (
-        "no longer answers class01, class02; it knows 1 class now"
+        "removed class01, class02; shop.onea now has 1 class (version 3)"
         in onea("forget", "shop.onea", "class01", "class02", "class01")[1]
     )
     code, out, _ = onea("undo", "shop.onea")
@@ -365,7 +371,7 @@ def test_teach_a_background(onea, shop, days, tiny_images):
     code, out, err = onea("teach", "shop.onea", "--background", "strangers", "--threads", "1")
     assert code == 0, err
     assert "learned 6 background images in" in out
-    assert "now knows 3 classes (version 2)" in out
+    assert "now has 3 classes (version 2)" in out
     assert "background: strangers" in onea("history", "shop.onea")[1]
     asked = str(next((tiny_images / "test/class00").iterdir()))
     assert json.loads(onea("predict", "shop.onea", asked, "--json")[1])["version"] == 2
@@ -422,7 +428,7 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
             "(nowhere.png: there is no such file): check the path or pass --on-bad skip.\n",
         ),
         (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
-        (["predict", "shop.onea", "photos", "--top", "0"], "at least one"),
+        (["predict", "shop.onea", "photos", "--top", "0"], "must be at least 1"),
         (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
         (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "too few to guarantee"),
         (["predict", "nowhere.onea", "photos"], "does not exist"),
@@ -564,7 +570,7 @@ def test_evaluating_a_foreign_model_obeys_no_name_either(onea, foreign, tiny_ima
     code, out, err = onea("evaluate", "shop.onea", "photos")
     assert code == 0, err
     assert "right\\u202eleft" in out
-    assert "never taught, not counted: [red]x[∕red], [∕]; " in out
+    assert "untaught classes, not counted: [red]x[∕red], [∕]; " in out
     assert out.replace("\n", "").isprintable()
 
 

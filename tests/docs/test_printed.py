@@ -57,7 +57,7 @@ def test_the_quick_start_adds_up() -> None:
     classes = [Counts(int(n), int(n) - int(wrong) - int(unknown), int(unknown)) for _, n, _, wrong, unknown in rows]
     assert [share for _, _, share, _, _ in rows] == [f"{100 * one.accuracy:.1f}" for one in classes]
     assert_total(page("index.md"), classes)
-    mistakes = sum(int(images) for *_, images in _MISTAKE.findall(page("index.md").partition("taken for  images")[2]))
+    mistakes = sum(int(images) for *_, images in _MISTAKE.findall(page("index.md").partition("predicted  images")[2]))
     assert mistakes == sum(one.wrong for one in classes), "all mistakes are shown"
 
 
@@ -70,7 +70,7 @@ def test_the_grocery_shop_is_the_one_of_the_file() -> None:
         one = known[name]
         assert (int(images), int(wrong), int(unknown)) == (one.images, one.wrong, one.unknown)
         assert share == f"{100 * one.accuracy:.1f}"
-    mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(text.partition("is                taken for")[2])]
+    mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(text.partition("class             predicted")[2])]
     assert mistakes == [(one["class"], one["predicted"], one["images"]) for one in EXAMPLE["confusions"][:10]]
     assert_total(text, list(known.values()))
 

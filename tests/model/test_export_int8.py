@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.models import onnx_runtime_or_skip, tiny_model
 
-from onea.cli.model_display import print_quality
+from onea.cli.display import print_quality
 from onea.errors import OneaError
 from onea.model.evaluation import metrics as quality
 from onea.model.evaluation.metrics import Quality
@@ -110,13 +110,13 @@ def test_the_bounds_of_loss_and_agreement(lost, won, same, kept):
         quality.check()
 
 
-def test_few_photos_promise_less(capsys):
+def test_few_photos_have_confidence_bounds(capsys):
     print_quality(Quality(photos=100, correct=80, lost=0, won=0, same=100))
     said = capsys.readouterr().out
-    assert "100 photos: 80.0 % correct, 80.0 % in fp32; 100.0 % of the answers the same" in said
-    assert "at most 1.6 points lost and 97.4 % of the answers the same; 2,000 or more tell better" in said
+    assert "100 photos: 80.0 % correct, 80.0 % in fp32; 100.0 % of the answers are the same" in said
+    assert "at most 1.6 points lost, at least 97.4 % of the answers the same; 2,000 or more photos" in said
     print_quality(Quality(photos=2000, correct=1600, lost=3, won=1, same=1990))
-    assert "promise" not in capsys.readouterr().out
+    assert "confidence bounds" not in capsys.readouterr().out
 
 
 def test_the_confidence_bounds_hold_for_95_percent_of_samples():

@@ -15,7 +15,7 @@ from support.models import class_folders, tiny_model
 import onea
 from onea.classifiers import make_classifier
 from onea.classifiers.validation import cross_validated_scores
-from onea.cli.model_display import print_history
+from onea.cli.display import print_history
 from onea.metrics import wilson_interval
 from onea.model.held_out import MAX_PER_CLASS, MIN_PER_CLASS, HeldOutImages, evaluate_held_out
 from onea.model.learning.fingerprints import WORDS

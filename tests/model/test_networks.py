@@ -55,9 +55,9 @@ def test_no_network_stands_for_another(other, shop):
 def test_info(shop, onea):
     code, out, _ = onea("info", str(shop))
     assert code == 0
-    assert "knows 2 classes from 12 images, in 2 updates (version 2)" in out
+    assert ": 2 classes from 12 images, in 2 updates (version 2)" in out
     assert f"network: the first 5 blocks of {FAST}, 84 x 84 pixels, sha256 {EMBEDDED[FAST][:12]}" in out
-    assert "learns by the preset auto; answers by rgda; 5 % of known images may be answered unknown" in out
+    assert "preset: auto; classifier: rgda; predicted unknown: 5 % of images of known classes" in out
     assert BETTER in out
     found = json.loads(onea("info", str(shop), "--json")[1])
     assert (found["version"], found["preset"], found["backbone"]["name"]) == (2, "auto", FAST)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: thin commands, and one place where a user's mistake becomes one sentence."""
+"""The command line. ``main`` prints errors as one sentence."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.files import NO_SPACE, cache_folder
 from onea.text import single_line
 
-# Arguments that messages may name.
-_FLAGS = ("backbone", "device", "epochs", "image_size", "merge", "on_bad", "preset", "seed", "unknown")
+# Arguments of Python functions that messages may name.
+_ARGUMENTS = ("backbone", "device", "epochs", "image_size", "merge", "on_bad", "preset", "seed", "unknown")
 _NO_MEMORY = 3  # exit code
-# New objects until garbage is looked for: loading torch makes close to a million that stay, so first only after those.
-_LOADED, _OBJECTS = 1_000_000, 50_000
+# New objects between two garbage collections. Importing torch creates close to a million, none of them garbage.
+_FIRST_COLLECTION, _COLLECTIONS = 1_000_000, 50_000
 
 
 def main() -> None:
@@ -32,18 +32,18 @@ def main() -> None:
     try:
         from onea.cli.app import app
         from onea.cli.deferred import defer_compiler
-    except KeyboardInterrupt:  # before any command has begun, so that there is nothing to say
+    except KeyboardInterrupt:  # before any command has started
         sys.exit(130)
 
     defer_compiler()
-    _collect_later()
-    atexit.register(_leave)
+    _delay_garbage_collection()
+    atexit.register(_skip_final_collection)
     set_passive_waiting()
-    with suppress(RuntimeError):  # whoever has no home has no cache there
+    with suppress(RuntimeError):  # a user without a home folder
         os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # for its list of fonts
-    warnings.filterwarnings("ignore", module="PIL")  # it would tell every odd tag of every photo
+    warnings.filterwarnings("ignore", module="PIL")  # it warns of every invalid tag of a photo
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command
+        if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot encode must not fail
             stream.reconfigure(errors="onea.escaped")
 
     try:
@@ -54,16 +54,16 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         _stop(str(error) if isinstance(error, OutOfMemory) else OUT_OF_MEMORY, _NO_MEMORY)
-    except OSError as error:  # of what is printed, or of a temporary file; other files have sentences of their own
+    except OSError as error:  # on stdout or in a temporary file; errors of other files are OneaErrors
         if error.errno not in NO_SPACE:
             raise
-        with suppress(OSError, ValueError):  # what is left to print would fail once more when the process ends
+        with suppress(OSError, ValueError):  # otherwise flushing stdout fails again when the process ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _stop("No space left for what is printed or for temporary files; free some, or set TMPDIR to another disk.")
+        _stop("No space left for the output or for temporary files; free some, or set TMPDIR to another disk.")
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    r"""What an encoding lacks as JSON's escapes, so that lines of JSON stay valid; Python's own would spoil some.
+    r"""Error handler that writes unsupported characters as JSON escapes, so that JSON stays valid.
 
     >>> print("Äpfel 🍎".encode("ascii", "onea.escaped").decode())
     \u00c4pfel \ud83c\udf4e
@@ -75,44 +75,44 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("onea.escaped", _escaped)
 
 
-def _collect_later() -> None:
-    """Look for garbage once what is loaded has been loaded; from then on every so many objects."""
-    if _collected not in gc.callbacks:  # as it would be where several commands run in one process
-        gc.callbacks.append(_collected)
-    gc.set_threshold(_LOADED, *gc.get_threshold()[1:])
+def _delay_garbage_collection() -> None:
+    """Collect garbage for the first time when the imports are complete."""
+    if _after_collection not in gc.callbacks:  # as when several commands run in one process
+        gc.callbacks.append(_after_collection)
+    gc.set_threshold(_FIRST_COLLECTION, *gc.get_threshold()[1:])
 
 
-def _collected(phase: str, _: dict[str, int]) -> None:
+def _after_collection(phase: str, _: dict[str, int]) -> None:
     if phase == "stop":
-        gc.callbacks.remove(_collected)
-        gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
+        gc.callbacks.remove(_after_collection)
+        gc.set_threshold(_COLLECTIONS, *gc.get_threshold()[1:])
 
 
-def _leave() -> None:
-    """Spare the process taking all modules apart before it ends, but for some that complain of what is left of them."""
+def _skip_final_collection() -> None:
+    """Exit without collecting all modules, except with libraries that then complain of leaks."""
     if not sys.modules.keys() & {"jaxlib", "onnx", "triton"}:
         gc.freeze()
 
 
 def _stop(reason: str, code: int = 2) -> NoReturn:
-    print(f"onea: {single_line(in_flags(reason))}", file=sys.stderr)
+    print(f"onea: {single_line(with_options(reason))}", file=sys.stderr)
     sys.exit(code)
 
 
-def in_flags(reason: str) -> str:
-    """A message that names arguments, as Python writes them, in the words of the command line.
+def with_options(reason: str) -> str:
+    """A message with options of the command line in place of Python arguments.
 
-    >>> in_flags('Remove it or pass on_bad="skip".')
+    >>> with_options('Remove it or pass on_bad="skip".')
     'Remove it or pass --on-bad skip.'
-    >>> in_flags("Leave out epochs=, or set unknown=0.")
+    >>> with_options("Leave out epochs=, or set unknown=0.")
     'Leave out --epochs, or set --unknown 0.'
-    >>> in_flags("Set merge=True to make them one.")
+    >>> with_options("Set merge=True to make them one.")
     'Set --merge to make them one.'
     """
-    named = re.compile(rf"(?<![\w/(-])({'|'.join(_FLAGS)})=(?:\"([^\"]*)\"|(\w*))")
+    argument = re.compile(rf"(?<![\w/(-])({'|'.join(_ARGUMENTS)})=(?:\"([^\"]*)\"|(\w*))")
 
-    def flag(found: re.Match[str]) -> str:
-        value = found[2] or found[3] or ""
-        return f"--{found[1].replace('_', '-')} {'' if value == 'True' else value}".rstrip()
+    def option(match: re.Match[str]) -> str:
+        value = match[2] or match[3] or ""
+        return f"--{match[1].replace('_', '-')} {'' if value == 'True' else value}".rstrip()
 
-    return named.sub(flag, reason)
+    return argument.sub(option, reason)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea info``, ``classes``, ``history``, ``undo``, ``forget``, ``rename``: what a model is, and small changes."""
+"""``onea info``, ``classes``, ``history``, ``undo``, ``forget`` and ``rename``: commands that need no network."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onea.cli.options import Model
+from onea.cli.options import Json, Model
 from onea.text import plural, printable
 
 if TYPE_CHECKING:
@@ -16,17 +17,15 @@ if TYPE_CHECKING:
 
 def info(
     model: Model,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read the earlier versions, too, and name one that is damaged.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Also verify the checksums of earlier versions.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Say what a model knows, how it learns and answers, and on which network; only the model folder is loaded."""
+    """Show the size, network and settings of a model."""
     import json
 
     from rich.console import Console
 
-    from onea.cli.model_display import print_info
+    from onea.cli.display import print_info
     from onea.model.reports import network_advice, training_advice
     from onea.model.storage import folder as folders
 
@@ -53,37 +52,32 @@ def info(
 
 def classes(
     model: Model,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, as GET /classes of a service has it.")] = (
-        False
-    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, like GET /classes of `onea serve`.")] = False,
 ) -> None:
-    """List the classes of a model, with the number of images that each was taught with."""
+    """List the classes of a model and their numbers of training images."""
     import json
 
     from rich.console import Console
 
-    from onea.cli.model_display import print_classes
+    from onea.cli.display import print_classes
     from onea.model.storage.folder import read_manifest, read_state
 
     state = read_state(model, read_manifest(model).versions.present)
-    known = [{"name": name, "images": images} for name, images in zip(state.classes, state.images, strict=True)]
+    listed = [{"name": name, "images": images} for name, images in zip(state.classes, state.images, strict=True)]
     if as_json:
-        told = {"version": state.version, "count": len(known), "classes": known}
-        print(printable(json.dumps(told, ensure_ascii=False)))
+        document = {"version": state.version, "count": len(listed), "classes": listed}
+        print(printable(json.dumps(document, ensure_ascii=False)))
     else:
-        print_classes(Console(), known)
+        print_classes(Console(), listed)
 
 
-def history(
-    model: Model,
-    as_json: Annotated[bool, typer.Option("--json", help="All that is noted, as JSON.")] = False,
-) -> None:
-    """Show every update of a model, and which versions can be gone back to."""
+def history(model: Model, as_json: Json = False) -> None:
+    """List the updates of a model, and the versions that `onea undo` can restore."""
     import json
 
     from rich.console import Console
 
-    from onea.cli.model_display import print_history
+    from onea.cli.display import print_history
     from onea.model.storage.folder import read_manifest, read_state
 
     kept = read_manifest(model).versions.kept
@@ -95,52 +89,54 @@ def history(
 
 
 def undo(model: Model) -> None:
-    """Go back to before the last update."""
-    from onea.model.storage.folder import undo as go_back
+    """Undo the last update: restore the version before it."""
+    from onea.model.storage.folder import undo as restore
 
-    undone, now = go_back(model)
+    undone, now = restore(model)
     print(f"undid version {undone.version} ({printable(undone.update)})")
-    print(f"{model} is at version {now.version} again and knows {plural(len(now.classes), 'class', 'classes')}")
+    print(f"{model} is at version {now.version} again, with {plural(len(now.classes), 'class', 'classes')}")
 
 
 def forget(
     model: Model,
-    classes: Annotated[list[str], typer.Argument(help="Classes no longer to answer.")],
+    classes: Annotated[list[str], typer.Argument(help="Classes to remove.")],
     everywhere: Annotated[
         bool,
-        typer.Option("--everywhere", help="Remove earlier versions and the names in the history: there is no undo."),
+        typer.Option(
+            "--everywhere",
+            help="Also remove earlier versions and the names in the history. This cannot be undone.",
+        ),
     ] = False,
 ) -> None:
-    """No longer answer some classes. What the adapter learned from their images stays in it."""
-    from onea.model.reports import notes
+    """Remove classes from a model. The adapter, which also learned from their images, does not change."""
     from onea.model.storage.erasure import erase
-    from onea.model.storage.folder import change
 
     def next_state(before: State, version: int, date: str) -> State:
         return erase(before, classes, version, date) if everywhere else before.forget(classes, version, date)
 
-    state = change(model, next_state, keep=0 if everywhere else None)
-    gone = printable(", ".join(dict.fromkeys(classes)))
-    print(f"{model} no longer answers {gone}; it knows {plural(len(state.classes), 'class', 'classes')} now")
-    for remark in notes(state.updates[-1]):
-        print(remark)
+    _change(model, next_state, f"removed {', '.join(dict.fromkeys(classes))}", keep=0 if everywhere else None)
 
 
 def rename(
     model: Model,
-    old: Annotated[str, typer.Argument(help="What the class is called now.")],
-    new: Annotated[str, typer.Argument(help="What it shall be called.")],
-    merge: Annotated[bool, typer.Option("--merge", help="NEW is a class, too: make the two one.")] = False,
+    old: Annotated[str, typer.Argument(help="Present name of the class.")],
+    new: Annotated[str, typer.Argument(help="New name of the class.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the class into the existing class NEW.")] = False,
 ) -> None:
-    """Call a class by another name, or make two classes one."""
-    from onea.model.reports import notes
-    from onea.model.storage.folder import change
+    """Rename a class, or merge it into another class."""
 
     def next_state(before: State, version: int, date: str) -> State:
         return (before.merge_classes if merge else before.rename)(old, new, version, date)
 
-    state = change(model, next_state)
-    now = f"; it knows {plural(len(state.classes), 'class', 'classes')} now" if merge else ""
-    print(printable(f"{model} now calls '{old}' '{new}'{now}"))
-    for remark in notes(state.updates[-1]):
-        print(printable(remark))
+    _change(model, next_state, f"merged '{old}' into '{new}'" if merge else f"renamed '{old}' to '{new}'")
+
+
+def _change(model: Model, next_state: Callable[[State, int, str], State], done: str, keep: int | None = None) -> None:
+    from onea.model.reports import notes
+    from onea.model.storage.folder import change
+
+    state = change(model, next_state, keep)
+    number = plural(len(state.classes), "class", "classes")
+    print(printable(f"{done}; {model} now has {number} (version {state.version})"))
+    for note in notes(state.updates[-1]):
+        print(printable(note))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All commands. Their modules import nothing heavy; the work is imported when a command runs.
+"""The command-line application. Commands import their dependencies when they run, so that ``--help`` is fast.
 
-Commands of research are found by name, so that nothing of a model depends on research.
+The research commands are imported by name, because no module of a model may import research.
 """
 
 from __future__ import annotations
@@ -16,57 +16,55 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onea.cli.admin import classes, forget, history, info, rename, undo
-from onea.cli.check import check
+from onea.cli.evaluate import check, evaluate
 from onea.cli.examples import EXAMPLES, START, epilog
 from onea.cli.merge import merge
-from onea.cli.model import evaluate, export, predict, teach
+from onea.cli.model import export, predict, teach
 from onea.cli.serve import serve
 from onea.cli.tour import tour
 from onea.files import check_path
 
 
-def _flags_alone(parameters: list[Any]) -> list[Any]:
-    """Parameters of which flags do not look as if they took a value: some versions of Typer write ``--json <bool>``."""
-    for one in parameters:
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-    return parameters
+class _PlainFlags:
+    """Mixin of commands without the ``<bool>`` that some versions of Typer print after a flag."""
 
-
-class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _flags_alone(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _flags_alone(super().get_params(ctx))
+class _Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class _Group(_PlainFlags, TyperGroup):
+    pass
 
 
 app = typer.Typer(
     cls=_Group,
     epilog=epilog(START),
-    help="Teach a model your photos, a few classes at a time, and ask it what a new photo shows.",
+    help="Image classification that learns new classes from your photos, a few at a time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_LOOSE = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's or operator's own options
-_KEPT = "finished tasks are kept, and the same command continues"
-_AS_IT_WAS = "the model is as it was"
 
 
-def _guarded(command: Callable[..., None], kept: str) -> Callable[..., None]:
-    """Refuse paths that cannot be, and say on Ctrl-C that nothing is lost; typer would leave without a word."""
+def _guarded(command: Callable[..., None], on_interrupt: str) -> Callable[..., None]:
+    """The command, with a check of its paths, and a message on Ctrl-C instead of Typer's silent exit."""
 
     @functools.wraps(command)
     def guarded(*arguments: Any, **options: Any) -> None:
         try:
             _check_paths(options.values())
             command(*arguments, **options)
-            print(end="", flush=True)  # a full disk is told here, and not when the process ends
+            print(end="", flush=True)  # a full disk is reported here rather than when the process ends
         except KeyboardInterrupt:
-            typer.echo(f"onea: stopped; {kept}.", err=True)
+            typer.echo(f"onea: interrupted; {on_interrupt}.", err=True)
             raise typer.Exit(130) from None
 
     return guarded
@@ -81,18 +79,21 @@ def _check_paths(values: Iterable[Any]) -> None:
 
 
 _research = importlib.import_module("onea.research.cli")
-_PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve, tour)
+_MODEL_COMMANDS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve, tour)
+_ANY_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}  # for options of a method or an operator
 
-for person, kept, commands in (
-    ("Your photos", _AS_IT_WAS, _PHOTOS),
-    ("Research", _KEPT, _research.COMMANDS),
-    ("Merging and engineering", "there is no result", (merge, _research.bench)),
+for panel, on_interrupt, commands in (
+    ("Models", "the model is unchanged", _MODEL_COMMANDS),
+    ("Research", "finished tasks are kept; repeat the command to resume", _research.COMMANDS),
+    ("Merging and benchmarks", "no result was written", (merge, _research.bench)),
 ):
-    for each in commands:
-        settings = _LOOSE if each.__name__ in ("run", "merge") else {}
-        told = epilog(EXAMPLES[each.__name__])
-        named = app.command(cls=_Command, rich_help_panel=person, context_settings=settings, epilog=told)
-        named(_guarded(each, kept))
+    for command in commands:
+        name = command.__name__
+        settings = _ANY_OPTIONS if name in ("run", "merge") else {}
+        register = app.command(
+            cls=_Command, rich_help_panel=panel, context_settings=settings, epilog=epilog(EXAMPLES[name])
+        )
+        register(_guarded(command, on_interrupt))
 
 
 @app.callback(invoke_without_command=True)

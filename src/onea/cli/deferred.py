@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's compiler, loaded when something compiles instead of whenever timm is imported.
+"""PyTorch's compiler, imported on first use.
 
-torchvision and timm import ``torch._dynamo`` for two functions that only compiled models call. That takes longer than
-all else that a command needs to answer about a photo.
+torchvision and timm import ``torch._dynamo`` for two functions that only compiled models call. This import takes
+longer than all other imports of ``onea predict``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _DEFERRED = (_COMPILER, f"{_COMPILER}.utils")
 
 
 def defer_compiler() -> None:
-    """From now on, importing the compiler only promises it; the first use of it loads it."""
-    if _COMPILER not in sys.modules and not any(isinstance(each, _Finder) for each in sys.meta_path):
+    """From now on, import the compiler as placeholders, which load it on first use."""
+    if _COMPILER not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
-class _Promise(ModuleType):
-    """A module that is loaded when something of it is used."""
+class _Placeholder(ModuleType):
+    """Stands for a module until an attribute of it is used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # whoever goes through all modules, such as inspect, wants nothing of this one
+        if name.startswith("__"):  # asked for by code that goes through all modules, such as inspect
             raise AttributeError(name)
         if (self.__name__, name) == (_COMPILER, "disable"):
             return _disable
@@ -40,29 +40,29 @@ class _Promise(ModuleType):
         return getattr(_real(self.__name__), name)
 
 
-def _disable(function: Callable[..., Any] | None = None, *how: Any, **more: Any) -> Any:
-    """``torch._dynamo.disable``, which marks a function that is not to be compiled, on its first call."""
+def _disable(function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    """``torch._dynamo.disable`` (do not compile a function), applied on the first call of the function."""
     if not callable(function):
-        return _real(_COMPILER).disable(function, *how, **more)
+        return _real(_COMPILER).disable(function, *args, **kwargs)
 
     @functools.wraps(function)
     def disabled(*arguments: Any, **options: Any) -> Any:
-        return _real(_COMPILER).disable(function, *how, **more)(*arguments, **options)
+        return _real(_COMPILER).disable(function, *args, **kwargs)(*arguments, **options)
 
     return disabled
 
 
 def _real(name: str) -> ModuleType:
-    """The module itself; all that was promised is replaced."""
+    """Remove all placeholders and import the module."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    for each in _DEFERRED:
-        if isinstance(sys.modules.get(each), _Promise):
-            del sys.modules[each]
+    for deferred in _DEFERRED:
+        if isinstance(sys.modules.get(deferred), _Placeholder):
+            del sys.modules[deferred]
     return importlib.import_module(name)
 
 
 class _Loaded(Loader):
-    """Gives a module that has been loaded already, as it is."""
+    """Returns a module that has already been imported."""
 
     def __init__(self, module: ModuleType):
         self._module, self._spec = module, module.__spec__
@@ -72,17 +72,17 @@ class _Loaded(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has been run; only its description was replaced."""
+        """Restore the spec, which the import replaced."""
         module.__spec__ = self._spec
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds promises, and keeps them as long as nobody imports more of the compiler."""
+    """Finds the placeholders. Importing any other module of the compiler imports the real ones."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A promise of the modules that are deferred; nothing else, and whatever is inside them needs the real ones."""
+        """A placeholder for a deferred module, the real module for one inside it, None for others."""
         if name in _DEFERRED:
             return importlib.util.spec_from_loader(name, self, is_package=name == _COMPILER)
         if name.startswith(f"{_COMPILER}."):
@@ -90,8 +90,8 @@ class _Finder(MetaPathFinder, Loader):
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The promise."""
-        return _Promise(spec.name)
+        """The placeholder."""
+        return _Placeholder(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing, for now."""
+        """Load nothing yet."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples of every command, shown at the end of its ``--help`` and in the reference; tests parse them."""
+"""Examples of every command, for its ``--help`` and the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rename": ("onea rename shop.onea Papaya Pawpaw", "onea rename shop.onea Pawpaw Papaya --merge"),
     "export": ("onea export shop.onea --to onnx", "onea export shop.onea --to torch"),
     "serve": ("onea serve shop.onea", "onea serve shop.onea --port 8080 --token-file token.txt"),
-    "tour": ("onea tour", "onea tour --out somewhere"),
+    "tour": ("onea tour", "onea tour --out demo"),
     "demo": ("onea demo", "onea demo --seed 2 --out demo-2"),
     "run": (
         "onea run one-a-plus --data folder:photos --tasks 10",
@@ -49,10 +49,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench": ("onea bench", "onea bench --backbone fast --device cpu"),
 }
 
-
-START = tuple(EXAMPLES[name][0] for name in ("teach", "predict", "tour"))  # of ``onea`` itself
+START = tuple(EXAMPLES[name][0] for name in ("teach", "predict", "tour"))  # for ``onea --help``
 
 
 def epilog(examples: Iterable[str]) -> str:
-    """Examples as the last lines of a help, each on a line of its own."""
+    """The examples as the epilog of a help text."""
     return "\n\n".join(["Examples:", *(f"  $ {line}" for line in examples)])

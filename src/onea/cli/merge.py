@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea merge``: adapters on disk into one."""
+"""``onea merge``: merge adapter files."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ import typer
 
 def merge(
     context: typer.Context,
-    inputs: Annotated[list[str], typer.Argument(help="Two or more .safetensors files, or PEFT LoRA folders.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Result: a .safetensors file or, for LoRA, a folder.")],
-    classes: Annotated[str | None, typer.Option(help="Classes that each input knows, such as 40,5.")] = None,
+    inputs: Annotated[list[str], typer.Argument(help="Two or more .safetensors files or PEFT LoRA folders.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Merged adapter: a .safetensors file or, for LoRA, a folder.")
+    ],
+    classes: Annotated[str | None, typer.Option(help="Number of classes of each input, such as 40,5.")] = None,
     samples: Annotated[
-        str | None, typer.Option(help="Samples that each was trained on; by default the same as --classes.")
+        str | None,
+        typer.Option(help="Number of training samples of each input, such as 800,100.", show_default="as --classes"),
     ] = None,
     operator: Annotated[
-        str, typer.Option("--with", help="Operator: one-a, weighted-mean, ties, knots-ties, tsv, ...")
+        str, typer.Option("--with", help="Merging operator; `onea methods --operators` lists them.")
     ] = "one-a",
-    rank: Annotated[int | None, typer.Option(help="Rank of a LoRA result; by default what it needs.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Rank of the merged LoRA.", show_default="the rank of the merged update")
+    ] = None,
 ) -> None:
-    """Merge adapters from left to right. Options of the operator itself go last, after the inputs.
+    """Merge adapters, from left to right. Put options of the operator last, after the inputs.
 
-    The result comes with a card (OUT.merge.json, or merge.json in the folder) that says how it was made.
+    Also writes a JSON description of the merge: OUT.merge.json, or merge.json in the folder.
     """
     from onea.merging.files import merge_files, parse_counts
     from onea.options import parse_arguments
 
-    words = [*inputs, *context.args]  # click takes unknown options for inputs, in the order given
-    cut = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
+    words = [*inputs, *context.args]  # click parses unknown options as inputs, in the order of the command line
+    end = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
     card = merge_files(
-        [Path(word) for word in words[:cut]],
+        [Path(word) for word in words[:end]],
         out,
         operator=operator,
-        options=parse_arguments(words[cut:]),
+        options=parse_arguments(words[end:]),
         classes=parse_counts("classes", classes) if classes else None,
         samples=parse_counts("samples", samples) if samples else None,
         rank=rank,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of commands, taken from the dataclasses that they fill: name, type, default, range and meaning."""
+"""Options of commands: those that several commands share, and those made from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL
+from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL, allow_megapixels
 from onea.errors import OneaError
 from onea.options import MachineOptions, option_help
 
@@ -22,10 +22,10 @@ Command = Callable[..., None]
 
 
 def meaning(kind: type, name: str) -> str:
-    """What the docstring of a dataclass says about one of its fields, as the help of an option.
+    """The description of a field in the docstring of its dataclass, as the help of an option.
 
     >>> meaning(MachineOptions, "threads")
-    'CPU threads; 0 is all.'
+    'Number of CPU threads; 0 uses all.'
     """
     text = option_help(kind)[name]
     plain = re.sub(r"``(.+?)``", lambda code: f"`{code[1]}`" if " " in code[1] else code[1], text)
@@ -33,26 +33,27 @@ def meaning(kind: type, name: str) -> str:
 
 
 def options_of(kind: type, leave_out: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Give a command an option for each field of a dataclass, in place of its ``**given``.
+    """Decorator that gives a command an option for each field of a dataclass, in place of its ``**options``.
 
-    ``given`` holds the values of those that a user gave; the others keep the defaults of the dataclass. A field's
-    ``panel`` in its metadata heads its options in the help. They stand before the keyword-only ones of the command.
+    The command receives only the options that the user gave. They are listed before its keyword-only parameters, below
+    the ``panel`` in the metadata of their field.
     """
 
     def with_options(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        ours = {one.name for one in own}.union(leave_out)
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        taken = {parameter.name for parameter in own}.union(leave_out)
         hints = get_type_hints(kind)
-        fields = (field for field in dataclasses.fields(kind) if field.name not in ours)
+        fields = (field for field in dataclasses.fields(kind) if field.name not in taken)
         added = {field.name: _parameter(kind, field, hints[field.name]) for field in fields}
 
         @functools.wraps(command)
         def called(**values: Any) -> None:
             command(**{name: value for name, value in values.items() if name not in added or value is not None})
 
-        first = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.kind is not one.KEYWORD_ONLY]
-        last = [one for one in own if one.kind is one.KEYWORD_ONLY]
+        keyword_only = inspect.Parameter.KEYWORD_ONLY
+        first = [parameter.replace(kind=keyword_only) for parameter in own if parameter.kind is not keyword_only]
+        last = [parameter for parameter in own if parameter.kind is keyword_only]
         called.__signature__ = signature.replace(parameters=[*first, *added.values(), *last])  # type: ignore[attr-defined]
         return called
 
@@ -62,18 +63,18 @@ def options_of(kind: type, leave_out: Collection[str] = ()) -> Callable[[Command
 def _parameter(kind: type, field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     optional = get_origin(hint) in (types.UnionType, Union)
     if optional:
-        hint = next(one for one in get_args(hint) if one is not types.NoneType)
+        hint = next(member for member in get_args(hint) if member is not types.NoneType)
     dashed = field.name.replace("_", "-")
     names = [f"--{dashed}/--no-{dashed}" if optional else f"--{dashed}"] if hint is bool else []
     if get_origin(hint) is Literal:
-        hint = str  # a wrong word gets our own sentence
+        hint = str  # make_options checks it, with a better message
     elif get_origin(hint) is tuple:
         hint = list[str]
-    shown = field.default is not None and field.default is not False and field.default != ()
+    has_default = field.default is not None and field.default is not False and field.default != ()
     option = typer.Option(
         *names,
         help=meaning(kind, field.name),
-        show_default=str(field.default) if shown else False,
+        show_default=str(field.default) if has_default else False,
         rich_help_panel=field.metadata.get("panel"),
     )
     return inspect.Parameter(
@@ -81,31 +82,37 @@ def _parameter(kind: type, field: dataclasses.Field[Any], hint: Any) -> inspect.
     )
 
 
-def check_on_bad(choice: str) -> None:
-    """Refuse anything but the two things that an unreadable image can do."""
-    if choice not in ("fail", "skip"):
-        raise OneaError(f"--on-bad is '{choice}'; choose fail or skip.")
+def check_image_options(on_bad: str, max_megapixels: int | None) -> None:
+    """Refuse unknown values of --on-bad, and set the limit of pixels."""
+    if on_bad not in ("fail", "skip"):
+        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
+    allow_megapixels(max_megapixels)
 
 
-def _of_machine(name: str) -> Any:
+def _machine_option(name: str) -> Any:
     return typer.Option(help=meaning(MachineOptions, name))
 
 
 # Options that several commands have.
-Device = Annotated[str, _of_machine("device")]
-Precision = Annotated[str, _of_machine("precision")]
-Threads = Annotated[int, _of_machine("threads")]
-OnBad = Annotated[str, _of_machine("on_bad")]
+Device = Annotated[str, _machine_option("device")]
+Precision = Annotated[str, _machine_option("precision")]
+Threads = Annotated[int, _machine_option("threads")]
+OnBad = Annotated[str, _machine_option("on_bad")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[Path, typer.Argument(help="Model folder.")]
 UnknownRate = Annotated[
     float | None,
-    typer.Option("--unknown", help="Share of known images that may be answered 'unknown', instead of the model's."),
+    typer.Option(
+        "--unknown",
+        help="Fraction of images of known classes that may be predicted 'unknown'.",
+        show_default="that of the model",
+    ),
 ]
-MovedBackbone = Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")]
+MovedBackbone = Annotated[str | None, typer.Option(help="New path of the model's backbone file, if it was moved.")]
 MaxMegapixels = Annotated[
     int | None,
     typer.Option(
-        help="An image with more is refused before it is decoded; ONEA_MAX_MEGAPIXELS sets the same.",
+        help="Largest image in megapixels, checked before decoding. Also set by ONEA_MAX_MEGAPIXELS.",
         show_default=str(MAX_PIXELS // MEGAPIXEL),
     ),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea serve``: a model behind HTTP, with a web page."""
+"""``onea serve``: an HTTP service with a web page."""
 
 from __future__ import annotations
 
@@ -16,56 +16,58 @@ from onea.serve.settings import MEGABYTE, Limits, Settings, check_settings
 
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; the default accepts no other machines.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; the default accepts only this machine.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the token that clients must send to teach and undo.",
-            show_default="environment variable ONEA_TOKEN; without a token, teaching is disabled",
+            help="File with the token that clients must send to change the model.",
+            show_default="environment variable ONEA_TOKEN; without a token, the model cannot be changed",
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Largest number of images of different requests in one forward pass; 1: no batching.")
+        int,
+        typer.Option(help="Maximum number of images of several requests in a forward pass; 1 disables batching."),
     ] = Settings.batch_size,
-    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others of its batch.")] = (
+    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others in its batch.")] = (
         1000 * Settings.batch_wait
     ),
     max_upload: Annotated[
-        int, typer.Option(help="Largest request to learn in megabytes; a request to predict may have an eighth of it.")
+        int,
+        typer.Option(help="Largest request to teach in megabytes; of a request to predict, an eighth of that."),
     ] = Limits.learn_bytes // MEGABYTE,
     max_megapixels: Annotated[
         int,
         typer.Option(
-            help="Largest image in megapixels. All images of a request may have 16 times as many to predict, and 200 "
-            "times to learn."
+            help="Largest image in megapixels. All images of a request to predict may have 16 times as many, to teach "
+            "200 times."
         ),
     ] = Limits.pixels // MEGAPIXEL,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name that clients may use, besides localhost. Repeatable; * allows any name."),
+        typer.Option(help="Host name that clients may use besides localhost (repeatable); * allows any name."),
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds to finish requests and the training job after Ctrl-C or SIGTERM.")
+        float, typer.Option(help="Seconds to finish requests and a training job after Ctrl-C or SIGTERM.")
     ] = Settings.grace,
     on: Annotated[
         str,
         typer.Option(
-            help="Where to run: local, ray (starts Ray on this machine) or ray:ADDRESS of a Ray cluster (host:port or "
-            "auto). On Ray the service only predicts."
+            help="Where to run: local, ray (on this machine) or ray:ADDRESS of a Ray cluster (host:port or auto). "
+            "With Ray the service only predicts."
         ),
     ] = "local",
-    replicas: Annotated[int, typer.Option(help="Number of processes, with --on ray.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Number of processes with --on ray.")] = 1,
     unknown: UnknownRate = None,
     backbone: MovedBackbone = None,
     device: Device = MachineOptions.device,
     threads: Threads = MachineOptions.threads,
 ) -> None:
-    """Serve a model over HTTP: predictions, teaching for clients with the token, and a web page.
+    """Serve a model over HTTP: a REST API and a web page.
 
-    The web page is at /, the API reference at /docs.
+    The web page is at /, the API reference at /docs. Clients with the token can also teach classes.
     """
     from onea.errors import OneaError, install_command
 

@@ -303,7 +303,7 @@ def test_a_damaged_earlier_version_is_named_when_it_is_needed(saved, photos, one
     model.forget("class05").save(saved)  # which does not need it
     shutil.rmtree(saved / "states/000002")
     assert model.versions.kept == (1, 3, 4)
-    assert "are whole: 1, 3, 4" in onea_command("info", str(saved), "--verify")[1]
+    assert "verified versions: 1, 3, 4" in onea_command("info", str(saved), "--verify")[1]
     assert folders.undo(saved)[1].version == 3
     model = onea.load(saved)
     assert (model.version, model.versions.kept) == (3, (1, 3))

@@ -28,15 +28,15 @@ class BenchConfig(Validated):
         backbone: embedded name (or ``fast``), timm architecture (random weights), ``architecture.tag`` or
             ``.safetensors`` file.
         rank: bottleneck width of the adapter.
-        device: ``cpu``, ``cuda``, ... or ``auto``.
+        device: ``cpu``, ``cuda``, ... or ``auto`` (a GPU if there is one).
         batch: batch size in training.
-        precision: precision of the column ``fast``: ``bf16``, ``fp32``, ``fp8`` or ``auto`` (bf16 if the chip has it).
-        compile: compile the network in the column ``fast``; by default as in a run.
-        tasks: number of tasks in the measurement of growth; 0 leaves it out.
+        precision: precision of the column ``fast``: ``bf16``, ``fp32``, ``fp8`` or ``auto`` (bf16 if supported).
+        compile: compile the network of the column ``fast``; by default on a GPU.
+        tasks: number of tasks in the measurement of growing time and memory; 0 skips it.
         seconds: approximate time of one measurement; with ``--quick``, a tenth of the default.
-        threads: CPU threads; 0 is all.
-        workers: DataLoader workers of the plain loop; 0 is one per core, at most 8.
-        quick: fewer batch sizes and shorter epochs.
+        threads: number of CPU threads; 0 uses all.
+        workers: DataLoader workers of the plain PyTorch loop; 0 uses one per core, at most 8.
+        quick: measure fewer batch sizes and shorter epochs.
         official: folder with a checkout of the published One-A code, to time its network as well.
     """
 

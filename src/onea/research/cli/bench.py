@@ -22,19 +22,19 @@ def bench(
     *,
     data: Annotated[
         str | None,
-        typer.Option(help="Time a whole run of One-A on this dataset instead: 10 tasks, the paper's epochs."),
+        typer.Option(help="Instead, time a run of One-A on this dataset, with 10 tasks and the epochs of the paper."),
     ] = None,
     export: Annotated[
         bool,
         typer.Option(
             "--export",
-            help="Time inference of exported models on the CPU instead: PyTorch, ONNX Runtime in fp32 and int8, and "
+            help="Instead, time inference of exported models on the CPU: PyTorch, ONNX Runtime in fp32 and int8, and "
             "OpenVINO if it is installed.",
         ),
     ] = False,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Folder of the CSV file.", show_default="here"),
+        typer.Option("--out", "-o", help="Folder of the CSV file.", show_default="the working folder"),
     ] = Path(),
     **options: Any,
 ) -> None:

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from onea.cli.display import OnScreen
 from onea.presentation.tables import MISSING, terminal, terminal_style
+from onea.research.cli.run_display import OnScreen
 from onea.research.record import Record
 from onea.research.report.aggregate import results_table
 from onea.research.report.html import two_lines

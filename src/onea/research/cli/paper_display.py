@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from onea.cli.display import OnScreen
 from onea.presentation.tables import MISSING, Table, fit_terminal, terminal
+from onea.research.cli.run_display import OnScreen
 from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig

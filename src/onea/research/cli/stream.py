@@ -44,7 +44,7 @@ def stream(
         float | None,
         typer.Option(
             metavar="MU",
-            help="Long-tailed images per class: those of the rarest class relative to the most frequent one.",
+            help="Make images per class long-tailed: those of the rarest class relative to the most frequent one.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write figures to this folder.")] = None,

@@ -46,7 +46,7 @@ class RunConfig(MachineOptions):
         root: folder of downloaded datasets.
         backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
             metadata of its architecture ``architecture.tag:file``, or ``plain:file``.
-        depth: number of transformer blocks to use; features are the output of the last of them. 0 is all.
+        depth: number of transformer blocks to use; features are the output of the last of them. 0 uses all.
         image_size: input size of the network in pixels; by default that of its pretrained weights.
         stream: task sizes: ``step`` (imbalanced), ``balanced``, ``sizes`` (as listed by ``--sizes``), ``natural`` (the
             dataset's groups) or ``auto`` (``sizes`` with ``--sizes``, ``natural`` for a dataset with groups and
@@ -59,7 +59,7 @@ class RunConfig(MachineOptions):
             frequent one, such as 0.1.
         seed: random seed of the class order, the task order, the initial weights and the sampling.
         preset: hyper-parameters: ``auto`` (computed from the number of images, classes and tasks, the same for all
-            methods), ``paper`` or ``paper/NAME`` (as published, for any dataset or one of theirs).
+            methods), ``paper`` or ``paper/NAME`` (as published, in general or for the dataset NAME).
         normalise: ``backbone`` (mean and standard deviation of the pretrained weights) or ``none`` (pixels in [0, 1]).
         geometry: how test images are resized: ``direct`` (to the input size), ``resize-crop`` (resize, then center
             crop) or ``backbone`` (crop and interpolation of the pretrained weights).
@@ -68,8 +68,8 @@ class RunConfig(MachineOptions):
         store: where decoded images are stored: ``auto``, ``device``, ``host`` or ``disk``; ``exact`` reads the original
             files in every epoch.
         budget: memory for images in gigabytes.
-        cache_gb: host memory in gigabytes for cached test features of frozen modules; 0 is none. The default is half of
-            the free memory.
+        cache_gb: host memory in gigabytes for cached test features of frozen modules; 0 disables the cache. The default
+            is half of the free memory.
         per_class: maximum number of training images per class, sampled with the seed.
         holdout: evaluate on this fraction of the training images, held out at random, instead of on the test images.
         open_set: after each task, also score the test images of future classes and record the AUROC of seen against
