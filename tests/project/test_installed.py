@@ -74,7 +74,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
 
 def test_the_installed_command_says_what_it_can_do(programs, tmp_path):
     done = subprocess.run([programs / "onea", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "Your photos" in done.stdout
+    assert "Models" in done.stdout
 
 
 # word by word
