@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.learner.options import AdapterOptions
+from onea.learner.options import BottleneckOptions
 from onea.learner.tasks import Task
 from onea.learner.training import Batches, BatchSampler, ParamGroup, Recipe, train
 from onea.runtime import Runtime
@@ -25,7 +25,9 @@ from onea.vit.hooks import BlockHooks
 Network = Callable[..., Tensor]  # FrozenViT or its upper blocks: of input, hooks, and the selected patches if not all
 
 
-def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Generator, first_block: int = 0) -> Adapters:
+def new_adapters(
+    vit: FrozenViT, options: BottleneckOptions, generator: torch.Generator, first_block: int = 0
+) -> Adapters:
     """A randomly initialised adapter, with which the output of the network is as without."""
     return Adapters(
         vit.depth,

@@ -71,22 +71,36 @@ class TrainingOptions(Validated):
 
 
 @dataclass(frozen=True)
-class AdapterOptions(TrainingOptions):
-    """Options of an adapter and of its training with a local head.
+class BottleneckOptions(TrainingOptions):
+    """Options of an adapter and of its training.
 
     Attributes:
         rank: width of the adapter's bottleneck.
         scale: factor on the adapter's output.
         dropout: inside the adapter, while training.
-        head: ``linear`` or ``cosine`` local head, discarded after the task.
-        head_scale: initial scale of a cosine head.
     """
 
     rank: Count = 64
     scale: float = 0.1
     dropout: BelowOne = 0.1
+
+
+@dataclass(frozen=True)
+class LocalHeadOptions(TrainingOptions):
+    """Options of a training with a local head.
+
+    Attributes:
+        head: ``linear`` or ``cosine`` local head, discarded after the task.
+        head_scale: initial scale of a cosine head.
+    """
+
     head: Literal["linear", "cosine"] = "cosine"
     head_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdapterOptions(LocalHeadOptions, BottleneckOptions):
+    """Options of an adapter and of its training with a local head."""
 
 
 @dataclass(frozen=True)

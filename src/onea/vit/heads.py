@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +68,16 @@ class GrowingHead(nn.Module):
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(device)]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(device)]))
 
-    def load_rows(self, weight: Tensor, bias: Tensor) -> None:
-        """Restore saved rows; their number may differ."""
-        device = self.weight.device
-        self.weight, self.bias = nn.Parameter(weight.to(device)), nn.Parameter(bias.to(device))
+    def append(self, head: GrowingHead) -> None:
+        """Add the rows of another head."""
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), head.weight.detach()]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), head.bias.detach()]))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Restore any number of rows."""
+        for name, rows in self.named_parameters():
+            setattr(self, name, nn.Parameter(rows.new_empty(state_dict[prefix + name].shape)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``[B, classes seen]``."""

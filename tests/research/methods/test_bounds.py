@@ -55,7 +55,7 @@ def test_joint_answers_with_its_head(tiny_run):
     ready = bound(tiny_run, "joint")
     images = shown_images(ready)
     method = learn_all(ready)
-    features = method.features(images, method.adapters)
+    features = method.features(images, method.adapter)
     with torch.no_grad():
         torch.testing.assert_close(method.scores(images), method.head(features))
 

@@ -95,7 +95,7 @@ def test_scores_with_a_shared_first_half_equal_full_passes(ready):
     method, images = ready.method, shown_images(ready)
     full = [
         cosine_scores(method.features(images, SummedUpdates(method.shared, own)), prototypes)
-        for own, prototypes in zip(method.specific, method.prototypes, strict=True)
+        for own, prototypes in zip(method.specific, method.prototypes.split(method.sizes.tolist()), strict=True)
     ]
     assert [part.shape[1] for part in full] == [3, 1, 2]
     torch.testing.assert_close(method.scores(images), torch.cat(full, 1))

@@ -394,13 +394,14 @@ def test_l2p_prompts_that_no_image_chose_do_not_move(tiny_run):
 
     method.prompts_for_training = spy
     learn_all(ready, [0])
-    drawn = type(method.prompts)(6, 5, 64)
-    drawn.initialise(seeds.generator(ready.seed, 0, "prompts"))
-    assert 0.9 < float(drawn.keys.detach().abs().max()) <= 1
+    untrained = prepared(with_options(tiny_run, pool=6), "l2p").method
+    untrained.initialise(ready.task(0))
+    pool, initial = method.prompts, untrained.prompts
+    assert 0.9 < float(initial.keys.detach().abs().max()) <= 1
     assert 0 < len(chosen) < 6
     for prompt in range(6):
-        assert torch.equal(method.prompts.prompts[prompt], drawn.prompts[prompt]) == (prompt not in chosen)
-        assert torch.equal(method.prompts.keys[prompt], drawn.keys[prompt]) == (prompt not in chosen)
+        assert torch.equal(pool.prompts[prompt], initial.prompts[prompt]) == (prompt not in chosen)
+        assert torch.equal(pool.keys[prompt], initial.keys[prompt]) == (prompt not in chosen)
 
 
 def test_l2p_batch_selection_lets_neighbours_decide(tiny_run):
@@ -563,7 +564,7 @@ def test_components_start_orthonormal_and_stay_once_their_task_is_over(tiny_run)
     still = prepared(with_options(tiny_run, learning_rate=0.0), "coda-prompt")
     still.method.learn(still.task(0))
     assert float(still.method.prompts.penalty().detach()) < 1e-10
-    for kind in still.method.prompts.parameters_by_name().values():
+    for kind in still.method.prompts.kinds():
         for block in range(2):
             rows = kind().detach()[:, block].flatten(1)
             torch.testing.assert_close(rows @ rows.T, torch.eye(4), rtol=0, atol=1e-6)
@@ -581,7 +582,7 @@ def test_new_components_are_orthogonal_to_trained_ones(tiny_run):
     ready = prepared(tiny_run, "coda-prompt")
     ready.method.learn(ready.task(0))
     ready.method.begin_task(ready.task(1))
-    for kind in ready.method.prompts.parameters_by_name().values():
+    for kind in ready.method.prompts.kinds():
         for block in range(2):
             rows = kind().detach()[:, block].flatten(1)
             assert float((rows[4:] @ rows[:4].T).abs().max()) < 1e-5

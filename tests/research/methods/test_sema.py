@@ -169,10 +169,10 @@ def test_a_module_added_to_a_block_changes_only_what_later_blocks_see(tiny_run):
     ready.method.learn(ready.task(0))
     means = []
     for _ in range(2):
-        heard = MeanTokenRecorder(ready.method.adapters)
+        heard = MeanTokenRecorder(ready.method.modules)
         ready.method.features(shown_images(ready), heard)
         means.append(heard.means)
-        ready.method.adapters.expand(0, torch.Generator().manual_seed(3))
+        ready.method.modules.expand(0, torch.Generator().manual_seed(3))
     assert torch.equal(means[0][0], means[1][0])
     assert not torch.equal(means[0][1], means[1][1])
 
@@ -192,16 +192,16 @@ def test_old_modules_and_rows_are_bit_identical_after_a_task(tiny_run):
     ready = sema(tiny_run, "3,2,1", threshold=0.0)
     method = ready.method
     method.learn(ready.task(0))
-    before = copy_of(method.adapters.state_dict())
+    before = copy_of(method.modules.state_dict())
     assert method.learn(ready.task(1))["modules"] == [2]
-    after = method.adapters.state_dict()
+    after = method.modules.state_dict()
     assert unchanged(before, after)
-    new = method.adapters.mixture(1)[1]
+    new = method.modules.mixture(1)[1]
     fresh = Expert(64, 4, 1.0, 128, 500, seeds.generator(ready.seed, 1, "module 1"))
     for name, value in fresh.named_parameters():
         assert not torch.equal(value, new.state_dict()[name]), f"{name} was trained"
-    assert not any(parameter.requires_grad for parameter in method.adapters.parameters())
-    assert not any(module.training for module in method.adapters.modules())
+    assert not any(parameter.requires_grad for parameter in method.modules.parameters())
+    assert not any(module.training for module in method.modules.modules())
 
 
 def test_the_first_router_row_stays_random_and_descriptors_learn(tiny_run):
@@ -210,9 +210,9 @@ def test_the_first_router_row_stays_random_and_descriptors_learn(tiny_run):
     generator = seeds.generator(ready.seed, 0, "modules")
     fresh = ExpandableAdapters(2, 1, 64, 4, 1.0, 128, 500)
     fresh.initialise(generator)
-    row = ready.method.adapters.mixture(1)[0].route
+    row = ready.method.modules.mixture(1)[0].route
     assert unchanged(fresh.mixture(1)[0].route.state_dict(), row.state_dict())
-    assert bool((ready.method.adapters.fixed[0].up.weight != 0).any())
+    assert bool((ready.method.modules.fixed[0].up.weight != 0).any())
     assert report["descriptor_losses"][-1] < report["descriptor_losses"][0]
 
 
@@ -220,7 +220,7 @@ def test_descriptors_remember_both_phases_up_to_the_buffer(tiny_run):
     for buffer, expected in ((500, 18 * (2 + 2)), (50, 50)):
         ready = sema(tiny_run, buffer=buffer, standardise=False)
         ready.method.learn(ready.task(0))
-        assert len(ready.method.adapters.mixture(1)[0].descriptor.recent) == expected
+        assert len(ready.method.modules.mixture(1)[0].descriptor.recent) == expected
 
 
 def test_standardised_tokens_have_mean_zero_and_deviation_one_whatever_their_size():
@@ -242,12 +242,12 @@ def test_standardised_tokens_have_mean_zero_and_deviation_one_whatever_their_siz
 def test_standardised_descriptors_know_their_own_task_and_survive_a_checkpoint(tiny_run):
     ready = sema(tiny_run, descriptor_epochs=2)
     ready.method.learn(ready.task(0))
-    descriptor = ready.method.adapters.mixture(1)[0].descriptor
+    descriptor = ready.method.modules.mixture(1)[0].descriptor
     assert len(descriptor.recent) == 18 * 2, "only what was measured in its own units"
     assert not torch.equal(descriptor.spread, torch.ones(64))
     other = sema(tiny_run, descriptor_epochs=2)
     other.method.load_state_dict(copy_of(ready.method.state_dict()))
-    again = other.method.adapters.mixture(1)[0].descriptor
+    again = other.method.modules.mixture(1)[0].descriptor
     assert torch.equal(again.centre, descriptor.centre)
     assert torch.equal(again.spread, descriptor.spread)
 
@@ -299,8 +299,8 @@ def test_a_single_class_first_task_leaves_the_fixed_adapters_at_zero_for_ever(ti
     ready = sema(tiny_run, "1,4,1", threshold=0.0)
     for index in range(3):
         ready.method.learn(ready.task(index))
-        assert (ready.method.adapters.fixed[0].up.weight == 0).all()
-    assert bool((ready.method.adapters.mixture(1)[1].adapter.up.weight != 0).any()), "the second task's module learned"
+        assert (ready.method.modules.fixed[0].up.weight == 0).all()
+    assert bool((ready.method.modules.mixture(1)[1].adapter.up.weight != 0).any()), "the second task's module learned"
 
 
 def test_a_saved_file_keeps_the_surprise_and_the_modules(tiny_run):
@@ -311,9 +311,9 @@ def test_a_saved_file_keeps_the_surprise_and_the_modules(tiny_run):
     second.method.load_state_dict(load(save(state)))
     surprises = []
     for ready in (first, second):
-        heard = MeanTokenRecorder(ready.method.adapters)
+        heard = MeanTokenRecorder(ready.method.modules)
         ready.method.features(shown_images(ready), heard)
-        surprises.append(ready.method.adapters.mixture(1).z_score(heard.means[1]))
+        surprises.append(ready.method.modules.mixture(1).z_score(heard.means[1]))
     assert surprises[0] == surprises[1] > 0
     assert torch.equal(first.method.scores(shown_images(first)), second.method.scores(shown_images(second)))
     reports = [ready.method.learn(ready.task(2)) for ready in (first, second)]

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.learner.local_head import local_head, new_adapters, train_with_local_head
-from onea.learner.options import AdapterOptions, TrainingOptions
+from onea.learner.local_head import new_adapters
+from onea.learner.options import AdapterOptions, LocalHeadOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Optimiser
+from onea.learner.training import Optimiser, Recipe
 from onea.research.methods.contract import Method
+from onea.research.methods.presets import published
 from onea.schema import Count, Positive
-from onea.tensors import Tensors, select_prefix
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -145,18 +146,14 @@ class VPT(nn.Module, BlockHooks):
 
 
 @dataclass(frozen=True)
-class AperOptions(TrainingOptions):
+class AperOptions(LocalHeadOptions):
     """Options of all variants.
 
     Attributes:
-        head: ``linear`` or ``cosine`` local head, discarded after the first task.
-        head_scale: initial scale of a cosine head.
         single_class: how to handle a first task of one class, whose loss is constant: ``skip`` (no adaptation, which
             makes the method SimpleCIL) or ``train`` (as published: only weight decay changes the weights).
     """
 
-    head: Literal["linear", "cosine"] = "cosine"
-    head_scale: float = 1.0
     single_class: Literal["skip", "train"] = "skip"
 
 
@@ -190,26 +187,28 @@ class AperVPTOptions(AperOptions):
     prompt_length: Count = 5
 
 
-def _recipe(epochs: int, rate: float, batch: int, decay: float = 5e-4) -> dict[str, Any]:
-    return {"epochs": epochs, "learning_rate": rate, "batch_size": batch, "weight_decay": decay}
+Module = Adapters | FineTuned | SSF | VPT
 
 
-def _everywhere(recipe: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return dict.fromkeys(("cifar100", "cub200", "imagenet-a", "imagenet-r", ""), recipe)
+def _everywhere(*recipe: Any) -> dict[str, dict[str, Any]]:
+    return dict.fromkeys(("cifar100", "cub200", "imagenet-a", "imagenet-r", ""), published(*recipe))
 
 
 class Aper(Method):
     """SimpleCIL on the concatenated features of the pretrained and the adapted network."""
 
     paper = "https://arxiv.org/abs/2303.07338"
+    state = ("adapted", "prototypes")
     Options: ClassVar[type] = AperOptions
     options: AperOptions
 
-    adapted: Adapters | FineTuned | SSF | VPT | None = None
-    prototypes: Tensor | None = None
+    def setup(self) -> None:
+        """There is no adapted module until the first task."""
+        self.adapted: Module | None = None
+        self.prototypes = torch.empty(0, device=self.runtime.device)
 
     @abstractmethod
-    def new_module(self, generator: torch.Generator) -> Adapters | FineTuned | SSF | VPT:
+    def new_module(self, generator: torch.Generator) -> Module:
         """The module that the first task trains, initialised."""
 
     @classmethod
@@ -225,11 +224,11 @@ class Aper(Method):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Adapt to the first task; compute the prototypes of every task."""
-        report = self._adapt(task) if self.prototypes is None else {"trained": False}
+        report = {"trained": False} if len(self.prototypes) else self._adapt(task)
         self.runtime.progress.note("prototypes")
         # The mean of concatenated features is the concatenation of their means.
         new = torch.cat(list(self.compute_prototypes_per_module(task, list(self.cacheable_modules().values()))), dim=1)
-        self.prototypes = new if self.prototypes is None else torch.cat([self.prototypes, new])
+        self.prototypes = torch.cat([self.prototypes, new])
         return report
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
@@ -239,42 +238,24 @@ class Aper(Method):
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine of the concatenated features to each prototype; they are normalised after the concatenation."""
-        assert self.prototypes is not None, "learn a task first"
         return cosine_scores(torch.cat([features[name] for name in self.cacheable_modules()], dim=1), self.prototypes)
 
-    def state_dict(self) -> Tensors:
-        """The adapted module and the prototypes."""
-        adapted = {} if self.adapted is None else self.adapted.state_dict(prefix=_ADAPTED)
-        return adapted if self.prototypes is None else {**adapted, "prototypes": self.prototypes}
-
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        saved = select_prefix(_ADAPTED, state)
-        self.adapted = None
-        if saved:
-            self.adapted = self.new_module(torch.Generator())
-            self.adapted.load_state_dict(saved)
-            self._freeze()
-        self.prototypes = state["prototypes"].to(self.runtime.device) if "prototypes" in state else None
+        """Restore a saved state, with or without an adapted module."""
+        has_adapted = any(name.startswith("adapted.") for name in state)
+        self.adapted = self._frozen(self.new_module(torch.Generator())) if has_adapted else None
+        super().load_state_dict(state)
 
     def _adapt(self, task: Task) -> dict[str, Any]:
-        options = self.options
-        if len(task.classes) == 1 and options.single_class == "skip":
+        if len(task.classes) == 1 and self.options.single_class == "skip":
             return {"trained": False}
-        self.adapted = self.new_module(seeds.generator(task.seed, task.index, "adapter"))
-        head = local_head(self.vit.width, task, options.head, options.head_scale)
-        losses = self._train(head, task)
-        self._freeze()
-        return {"trained": True, "epochs": self.epochs_for(task), "losses": losses}
+        module = self.new_module(seeds.generator(task.seed, task.index, "adapter"))
+        report = self.train_with_local_head(module, task)
+        self.adapted = self._frozen(module)
+        return {"trained": True, **report}
 
-    def _train(self, head: nn.Module, task: Task) -> list[float]:
-        assert self.adapted is not None
-        recipe = self.options.recipe(epochs=self.epochs_for(task))
-        return train_with_local_head(self.vit, self.adapted, head, task, recipe, self.runtime)
-
-    def _freeze(self) -> None:
-        assert self.adapted is not None
-        self.adapted.requires_grad_(False).eval().to(self.runtime.device)
+    def _frozen(self, module: Module) -> Module:
+        return module.requires_grad_(False).eval().to(self.runtime.device)
 
 
 class AperAdapter(Aper):
@@ -285,8 +266,8 @@ class AperAdapter(Aper):
     stores = "one adapter, a prototype per class"
     Options = AperAdapterOptions
     base_learning_rate = 0.26
-    paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
-        ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
+    paper_presets: ClassVar = _everywhere(20, 0.01, 48) | dict.fromkeys(
+        ("imagenet-r", ""), published(20, 0.05, 24, 5e-3)
     )
     options: AperAdapterOptions
 
@@ -304,7 +285,7 @@ class AperFinetune(Aper):
     in_paper = False
     Options = AperFinetuneOptions
     base_learning_rate = 8.1e-06
-    paper_presets: ClassVar = _everywhere(_recipe(5, 0.01, 128))
+    paper_presets: ClassVar = _everywhere(5, 0.01, 128)
     auto_preset: ClassVar = {"optimiser": "adamw", "head_rate": 100.0}
     options: AperFinetuneOptions
 
@@ -312,13 +293,13 @@ class AperFinetune(Aper):
         """A copy of the network's weights."""
         return FineTuned(self.vit)
 
-    def _train(self, head: nn.Module, task: Task) -> list[float]:
-        assert self.adapted is not None
-        options = self.options
-        recipe = options.recipe(options.optimiser, epochs=self.epochs_for(task))
-        return train_with_local_head(
-            self.vit, self.adapted, head, task, recipe, self.runtime, head_lr_scale=options.head_rate
-        )
+    def recipe(self, task: Task) -> Recipe:
+        """Hyper-parameters with the chosen optimiser."""
+        return self.options.recipe(self.options.optimiser, epochs=self.epochs_for(task))
+
+    def train_with_local_head(self, hooks: BlockHooks, task: Task, head_lr_scale: float = 1.0) -> dict[str, Any]:
+        """Train with another learning rate for the head."""
+        return super().train_with_local_head(hooks, task, self.options.head_rate)
 
 
 class AperSSF(Aper):
@@ -329,7 +310,7 @@ class AperSSF(Aper):
     stores = "scales and shifts, a prototype per class"
     in_paper = False
     base_learning_rate = 0.0098
-    paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48))
+    paper_presets: ClassVar = _everywhere(20, 0.01, 48)
 
     def new_module(self, generator: torch.Generator) -> SSF:
         """Random scales near one and shifts near zero."""
@@ -345,26 +326,20 @@ class AperVPTShallow(Aper):
     in_paper = False
     Options = AperVPTOptions
     base_learning_rate = 36.0
-    paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48))
+    paper_presets: ClassVar = _everywhere(20, 0.01, 48)
+    deep: ClassVar[bool] = False
     options: AperVPTOptions
 
     def new_module(self, generator: torch.Generator) -> VPT:
-        """One set of prompts, initialised with zeros."""
-        return VPT(self.vit.depth, self.vit.width, self.options.prompt_length, deep=False)
+        """Prompts initialised with zeros."""
+        return VPT(self.vit.depth, self.vit.width, self.options.prompt_length, deep=self.deep)
 
 
-class AperVPTDeep(Aper):
+class AperVPTDeep(AperVPTShallow):
     """APER with deep visual prompt tuning."""
 
     title = "APER-VPT-Deep"
     trains = "prompts of every block on the first task"
-    stores = "prompts, a prototype per class"
-    in_paper = False
-    Options = AperVPTOptions
     base_learning_rate = 0.0025
-    paper_presets: ClassVar = _everywhere(_recipe(5, 0.05, 16))
-    options: AperVPTOptions
-
-    def new_module(self, generator: torch.Generator) -> VPT:
-        """A set of prompts for every block, initialised with zeros."""
-        return VPT(self.vit.depth, self.vit.width, self.options.prompt_length, deep=True)
+    paper_presets: ClassVar = _everywhere(5, 0.05, 16)
+    deep = True

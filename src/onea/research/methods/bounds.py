@@ -15,19 +15,14 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.learner.local_head import local_head, new_adapters, new_head, train_with_local_head
+from onea.learner.local_head import local_head, new_head, train_with_local_head
 from onea.learner.one_a import PUBLISHED
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import ParamGroup, train
 from onea.research.methods.contract import Method
-from onea.runtime import Runtime
-from onea.tensors import Tensors, add_prefix, select_prefix
-from onea.vit.adapter import Adapters
-from onea.vit.frozen import FrozenViT
+from onea.tensors import Tensors
 from onea.vit.heads import GrowingHead, cosine_scores
-
-_ADAPTER, _HEAD = "adapter.", "head."
 
 # Joint training has no paper: One-A's hyper-parameters and its linear head, so that only the training data differ.
 _RECIPES: dict[str, dict[str, Any]] = {data: recipe | {"head": "linear"} for data, recipe in PUBLISHED.items()}
@@ -52,17 +47,18 @@ class Joint(Method):
     paper = "https://arxiv.org/abs/2603.10237"
     trains = "an adapter on all images so far"
     stores = "every image, one adapter, a head over all classes"
+    state = ("adapter", "head", "prototypes")
     in_paper = False
     Options = JointOptions
     base_learning_rate = 0.13
     paper_presets: ClassVar = _RECIPES
     options: JointOptions
 
-    def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
+    def setup(self) -> None:
+        """Create the adapter, and a head without classes."""
+        self.adapter = self.new_adapters()
         self.head = self._new_head(0)
-        self.prototypes = torch.empty(0, vit.width, device=runtime.device)
+        self.prototypes = torch.empty(0, self.vit.width, device=self.runtime.device)
 
     @classmethod
     def epochs_per_task(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
@@ -79,40 +75,28 @@ class Joint(Method):
             )
         # Random generators are seeded by the index, so each task has its own, also after a run is resumed.
         whole = dataclasses.replace(task.cumulative_task(), index=task.index)
-        options = self.options
-        self.adapters = new_adapters(self.vit, options, seeds.generator(task.seed, task.index, "adapter"))
-        self.head = local_head(self.vit.width, whole, options.head, options.head_scale)
-        recipe = options.recipe(epochs=self.epochs_for(whole))
-        losses = train_with_local_head(self.vit, self.adapters, self.head, whole, recipe, self.runtime)
-        if options.classifier == "prototypes":
+        self.adapter = self.new_adapters(task.seed, task.index)
+        self.head = local_head(self.vit.width, whole, self.options.head, self.options.head_scale)
+        recipe = self.recipe(whole)
+        losses = train_with_local_head(self.vit, self.adapter, self.head, whole, recipe, self.runtime)
+        if self.options.classifier == "prototypes":
             self.runtime.progress.note("prototypes")
-            self.prototypes = self.compute_prototypes(whole, self.adapters)
+            self.prototypes = self.compute_prototypes(whole, self.adapter)
         return {"epochs": recipe.epochs, "losses": losses, "images": len(whole)}
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head, or cosines of the adapted features to the prototypes."""
-        features = self.features(images, self.adapters)
+        features = self.features(images, self.adapter)
         if self.options.classifier == "prototypes":
             return cosine_scores(features, self.prototypes)
         with torch.no_grad():
             logits: Tensor = self.head(features)
             return logits
 
-    def state_dict(self) -> Tensors:
-        """The adapter, the head and the prototypes."""
-        return {
-            **add_prefix(_ADAPTER, self.adapters.state_dict()),
-            **add_prefix(_HEAD, self.head.state_dict()),
-            "prototypes": self.prototypes,
-        }
-
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        kept, head = (select_prefix(part, state) for part in (_ADAPTER, _HEAD))
-        self.adapters.load_state_dict(kept)
-        self.head = self._new_head(len(head["weight"]))
-        self.head.load_state_dict(head)
-        self.prototypes = state["prototypes"].to(self.runtime.device)
+        """Restore a saved state, whose head has any number of classes."""
+        self.head = self._new_head(len(state["head.weight"]))
+        super().load_state_dict(state)
 
     def _new_head(self, classes: int) -> nn.Module:
         options = self.options
@@ -140,6 +124,7 @@ class Sequential(Method):
     paper = ""
     trains = "one adapter and a linear head, in every task"
     stores = "one adapter, a linear head"
+    state = ("adapter", "head")
     in_paper = False
     Options = SequentialOptions
     base_learning_rate = 0.00067
@@ -147,41 +132,27 @@ class Sequential(Method):
     paper_presets: ClassVar = PUBLISHED
     options: SequentialOptions
 
-    def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
-        self.head = GrowingHead(vit.width, "uniform").to(runtime.device)
+    def setup(self) -> None:
+        """Create the adapter, and a head without classes."""
+        self.adapter = self.new_adapters()
+        self.head = GrowingHead(self.vit.width, "uniform").to(self.runtime.device)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add rows to the head and continue to train adapter and head."""
         if len(self.head.weight) == 0:
-            generator = seeds.generator(task.seed, task.index, "adapter")
-            self.adapters = new_adapters(self.vit, self.options, generator).to(self.runtime.device)
+            self.adapter = self.new_adapters(task.seed, task.index)
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             # Old classes are in the softmax but never the label, so their logits decrease: catastrophic forgetting.
-            return F.cross_entropy(self.head(self.vit(images, self.adapters)).float(), labels)
+            return F.cross_entropy(self.head(self.vit(images, self.adapter)).float(), labels)
 
-        trained = [ParamGroup(self.adapters), ParamGroup(self.head)]
-        recipe = self.options.recipe(epochs=self.epochs_for(task))
+        trained = [ParamGroup(self.adapter), ParamGroup(self.head)]
+        recipe = self.recipe(task)
         return {"epochs": recipe.epochs, "losses": train(trained, loss, task, recipe, self.runtime)}
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head."""
         with torch.no_grad():
-            logits: Tensor = self.head(self.features(images, self.adapters))
+            logits: Tensor = self.head(self.features(images, self.adapter))
             return logits
-
-    def state_dict(self) -> Tensors:
-        """The adapter and the head."""
-        return {
-            **add_prefix(_ADAPTER, self.adapters.state_dict()),
-            **add_prefix(_HEAD, self.head.state_dict()),
-        }
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        kept = select_prefix(_ADAPTER, state)
-        self.adapters.load_state_dict(kept)
-        self.head.load_rows(state[_HEAD + "weight"], state[_HEAD + "bias"])

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
 from onea.learner.local_head import local_head
 from onea.learner.options import TrainingOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.learner.training import Loss, ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
-from onea.runtime import Runtime
+from onea.research.methods.presets import published
 from onea.schema import Positive
 from onea.tensors import Tensors
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 
 _PROJECTIONS = ("q", "v")  # CL-LoRA does not update the keys
@@ -51,10 +50,6 @@ class CLLoRAOptions(TrainingOptions):
     orthogonality: float = 1e-4
 
 
-def _recipe(epochs: int, rate: float, batch: int, decay: float, rank: int) -> dict[str, Any]:
-    return {"epochs": epochs, "learning_rate": rate, "batch_size": batch, "weight_decay": decay, "rank": rank}
-
-
 class CLLoRA(Method):
     """Scores are cosines to the prototypes of each task, in the features of that task's specific updates."""
 
@@ -62,41 +57,39 @@ class CLLoRA(Method):
     paper = "https://arxiv.org/abs/2505.24816"
     trains = "low-rank updates of queries and values: shared ones, and new ones per task"
     stores = "shared updates, updates and block weights per task, a prototype per class"
+    state = ("shared", "specific", "prototypes", "sizes")
+    adapter_per_task = True
     Options = CLLoRAOptions
     base_learning_rate = 0.0078
     paper_presets: ClassVar = {
-        "cifar100": _recipe(30, 0.03, 64, 1e-4, 8),
-        "imagenet-a": _recipe(25, 0.05, 32, 5e-3, 10),
-        "imagenet-r": _recipe(20, 0.05, 32, 5e-4, 10),
+        "cifar100": published(30, 0.03, 64, 1e-4, rank=8),
+        "imagenet-a": published(25, 0.05, 32, 5e-3, rank=10),
+        "imagenet-r": published(20, 0.05, 32, rank=10),
         # Not published: the settings of ImageNet-R.
-        "cub200": _recipe(20, 0.05, 32, 5e-4, 10),
-        "": _recipe(20, 0.05, 32, 5e-4, 10),
+        "cub200": published(20, 0.05, 32, rank=10),
+        "": published(20, 0.05, 32, rank=10),
     }
     auto_preset: ClassVar = {"rank": 8}
     options: CLLoRAOptions
 
-    def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        check_rank(options.rank, vit)
-        self.half = vit.depth - vit.depth // 2  # a middle block is shared
-        self.shared: LowRankUpdates | None = None
+    def setup(self) -> None:
+        """Create the shared updates, and empty lists of specific updates and prototypes."""
+        check_rank(self.options.rank, self.vit)
+        self.half = self.vit.depth - self.vit.depth // 2  # a middle block is shared
+        self.shared = self.new_shared(torch.Generator())
         self.specific: list[LowRankUpdates] = []
-        self.prototypes: list[Tensor] = []
+        self.prototypes = torch.empty(0, self.vit.width, device=self.runtime.device)
+        self.sizes = torch.empty(0, dtype=torch.int64, device=self.runtime.device)  # classes of each task
 
     @classmethod
     def forward_passes(cls, options: Any, tasks: int) -> float:
         """The first half of the network runs once, the second half once per task."""
         return 0.5 + 0.5 * tasks
 
-    @classmethod
-    def adapters_used(cls, options: Any, tasks: int) -> int:
-        """One for each task."""
-        return tasks
-
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the shared updates further and new specific ones, then compute the prototypes of the task."""
-        teacher = None if self.shared is None else copy.deepcopy(self.shared).requires_grad_(False)
-        if self.shared is None:
+        teacher = copy.deepcopy(self.shared).requires_grad_(False) if self.specific else None
+        if not self.specific:
             self.shared = self.new_shared(seeds.generator(task.seed, task.index, "shared"))
         shared = self.shared
         specific = self.new_specific(seeds.generator(task.seed, task.index, "specific"))
@@ -130,12 +123,13 @@ class CLLoRA(Method):
                     if up.grad is not None:
                         up.grad.mul_(weights[:, None])
 
-        recipe = self.options.recipe(epochs=self.epochs_for(task))
+        recipe = self.recipe(task)
         trained = [ParamGroup(shared), ParamGroup(specific), ParamGroup(head)]
         means = train(trained, losses, task, recipe, self.runtime, before_step=reassign)
         self.runtime.progress.note("prototypes")
         self.specific.append(specific)
-        self.prototypes.append(self.compute_prototypes(task, hooks))
+        self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, hooks)])
+        self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([len(task.classes)])])
         return {"epochs": recipe.epochs, "losses": means, "without_gradient": len(task.classes) == 1}
 
     def new_shared(self, generator: torch.Generator) -> LowRankUpdates:
@@ -154,40 +148,19 @@ class CLLoRA(Method):
 
     def scores(self, images: Tensor) -> Tensor:
         """Cosines to the prototypes of each task, in the features of that task."""
-        assert self.shared is not None, "learn a task first"
         with torch.no_grad(), self.runtime.autocast():
             tokens = self.vit.forward_blocks(self.vit.embed(images), self.shared, stop=self.half)
-            return torch.cat(
-                [
-                    cosine_scores(
-                        self.vit.features(self.vit.forward_blocks(tokens, specific, start=self.half)), prototypes
-                    )
-                    for specific, prototypes in zip(self.specific, self.prototypes, strict=True)
-                ],
-                dim=1,
+            features = (
+                self.vit.features(self.vit.forward_blocks(tokens, specific, start=self.half))
+                for specific in self.specific
             )
-
-    def state_dict(self) -> Tensors:
-        """The shared and specific updates, the prototypes and the sizes of the tasks."""
-        if self.shared is None:
-            return {}
-        return {
-            **_as_module(self.shared, self.specific).state_dict(),
-            "prototypes": torch.cat(self.prototypes),
-            "sizes": torch.tensor([len(prototypes) for prototypes in self.prototypes]),
-        }
+            pairs = zip(features, self.prototypes.split(self.sizes.tolist()), strict=True)
+            return torch.cat([cosine_scores(*pair) for pair in pairs], dim=1)
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        if not state:
-            return
-        updates = dict(state)
-        prototypes, sizes = updates.pop("prototypes"), updates.pop("sizes").tolist()
-        overwritten = torch.Generator()  # the random values are replaced by the saved ones
-        self.shared = self.new_shared(overwritten)
-        self.specific = [self.new_specific(overwritten) for _ in sizes]
-        _as_module(self.shared, self.specific).load_state_dict(updates)
-        self.prototypes = list(prototypes.to(self.runtime.device).split(sizes))
+        """Restore a saved state of any number of tasks."""
+        self.specific = [self.new_specific(torch.Generator()) for _ in state["sizes"]]
+        super().load_state_dict(state)
 
     def _updates(
         self, blocks: range, generator: torch.Generator, *, trains_down: bool, gains: Tensor | None
@@ -228,7 +201,3 @@ def overlap(gains: Tensor, earlier: list[Tensor]) -> Tensor:
     """Mean absolute cosine between a task's block weights and those of each earlier task."""
     past = torch.stack([weights.flatten() for weights in earlier])
     return F.cosine_similarity(past, gains.flatten()[None], dim=1).abs().mean()
-
-
-def _as_module(shared: LowRankUpdates, specific: list[LowRankUpdates]) -> nn.Module:
-    return nn.ModuleDict({"shared": shared, "specific": nn.ModuleList(specific)})

@@ -12,13 +12,12 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.learner.training import Recipe
+from onea.research.methods.presets import published
 from onea.research.methods.prompting import GrowingParameter, PrefixPrompts, PromptMethod, PromptOptions, by_dataset
-from onea.runtime import Runtime
 from onea.schema import Count, NotNegative
-from onea.tensors import Tensors, to_float64
-from onea.vit.frozen import FrozenViT
+from onea.tensors import to_float64
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,13 @@ class Components(nn.Module):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def parameters_by_name(self) -> dict[str, GrowingParameter]:
+    def kinds(self) -> list[GrowingParameter]:
         """Prompts, keys and attention vectors."""
-        return {"prompts": self.prompts, "keys": self.keys, "attention": self.attention}
+        return [self.prompts, self.keys, self.attention]
 
     def grow(self, count: int, generator: torch.Generator) -> None:
         """Add components that are orthonormal, and orthogonal to all earlier ones, in each block."""
-        for kind in self.parameters_by_name().values():
+        for kind in self.kinds():
             old = kind().detach().cpu()
             fresh = torch.randn(count, *old.shape[1:], generator=generator)
             blocks = [
@@ -79,7 +78,7 @@ class Components(nn.Module):
 
     def forward(self, queries: Tensor) -> Tensor:
         """The prompts ``[blocks, B, length, width]`` of each query: weighted sums over the components."""
-        prompts, keys, attention = (parameter() for parameter in self.parameters_by_name().values())
+        prompts, keys, attention = (kind() for kind in self.kinds())
         with torch.autocast(queries.device.type, enabled=False):
             weighted = [
                 torch.einsum("bk,kld->bld", component_weights(queries, attention[:, i], keys[:, i]), prompts[:, i])
@@ -89,7 +88,7 @@ class Components(nn.Module):
 
     def penalty(self) -> Tensor:
         """Orthogonality loss of keys, attention vectors and prompts, summed over the blocks."""
-        kinds = [parameter() for parameter in self.parameters_by_name().values()]
+        kinds = [kind() for kind in self.kinds()]
         with torch.autocast(kinds[0].device.type, enabled=False):
             rows = [kind[:, block].flatten(1) for kind in kinds for block in range(kind.shape[1])]
             identity = torch.eye(len(self), device=rows[0].device)
@@ -109,16 +108,15 @@ class CODAPrompt(PromptMethod):
     prompts: Components
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"
     paper_presets: ClassVar = by_dataset(
-        cifar100={"epochs": 20, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
-        others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
+        cifar100=published(20, 0.001, 128, 0.0, crop_scale=0.08),
+        others=published(50, 0.001, 128, 0.0, crop_scale=0.08),
         fallback={"crop_scale": 0.05},
     )
     auto_preset: ClassVar = {"weight_decay": 0.0, "schedule": "cosine"}
 
-    def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.blocks = range(min(options.blocks, vit.depth))
-        self.prompts = Components(len(self.blocks), options.length, vit.width).eval().to(runtime.device)
+    def new_prompts(self) -> Components:
+        """No components, after a check that the network and the stream have room for them."""
+        options, vit, plan = self.options, self.vit, self.plan
         if plan is not None and options.allocation == "equal" and plan.tasks > options.components:
             raise OneaError(
                 f"components is {options.components}, too few for {plan.tasks} tasks; "
@@ -128,6 +126,8 @@ class CODAPrompt(PromptMethod):
             raise OneaError(
                 f"components is {options.components}; a backbone of width {vit.width} has room for that many at most."
             )
+        self.blocks = range(min(options.blocks, vit.depth))
+        return Components(len(self.blocks), options.length, vit.width)
 
     def recipe(self, task: Task) -> Recipe:
         """Adam with the chosen learning rate schedule."""
@@ -168,15 +168,6 @@ class CODAPrompt(PromptMethod):
         prompts = self.prompts(queries)
         by_block = {block: (p[:, :half], p[:, half:]) for block, p in zip(self.blocks, prompts, strict=True)}
         return PrefixPrompts(self.vit.heads, by_block)
-
-    def prompt_state(self) -> Tensors:
-        """All components."""
-        return {name: kind() for name, kind in self.prompts.parameters_by_name().items()}
-
-    def load_prompt_state(self, state: Tensors) -> None:
-        """Restore any number of components."""
-        for name, kind in self.prompts.parameters_by_name().items():
-            kind.load_rows(state[name])
 
 
 def component_weights(queries: Tensor, attention: Tensor, keys: Tensor) -> Tensor:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from onea import seeds
 from onea.errors import OneaError
+from onea.learner.local_head import local_head, new_adapters, train_with_local_head
 from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Recipe
 from onea.runtime import Runtime
-from onea.tensors import Tensors, to_float64
+from onea.tensors import Tensors, add_prefix, select_prefix, to_float64
+from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import class_sums
@@ -30,25 +34,21 @@ class Method(ABC):
     """Base class of class-incremental methods.
 
     A method learns tasks one after the other and scores images against all classes seen so far, without a task id.
-    A subclass implements ``learn``, ``scores``, ``state_dict`` and ``load_state_dict``. The state dictionary holds
-    everything that is kept between tasks, so that a run can stop and resume at any task boundary.
+    A subclass implements ``learn`` and ``scores``, and names in ``state`` everything that is kept between tasks, so
+    that a run can stop and resume at any task boundary.
 
     >>> class Chance(Method):
-    ...     title, paper, trains, stores = "Chance", "", "nothing", "a number"
-    ...     seen = 0
+    ...     title, paper, trains, stores, state = "Chance", "", "nothing", "a number", ("seen",)
+    ...
+    ...     def setup(self):
+    ...         self.seen = torch.tensor(0)
     ...
     ...     def learn(self, task):
-    ...         self.seen = task.classes.stop
+    ...         self.seen = torch.tensor(task.classes.stop)
     ...         return {}
     ...
     ...     def scores(self, images):
-    ...         return torch.rand(len(images), self.seen)
-    ...
-    ...     def state_dict(self):
-    ...         return {"seen": torch.tensor(self.seen)}
-    ...
-    ...     def load_state_dict(self, state):
-    ...         self.seen = int(state["seen"])
+    ...         return torch.rand(len(images), int(self.seen))
     >>> Chance.forward_passes(Chance.Options(), tasks=10)
     1
 
@@ -57,8 +57,10 @@ class Method(ABC):
         paper: link to the paper of the method.
         trains: what is trained, in a few words.
         stores: what is kept between tasks, in a few words.
+        state: names of the attributes that are kept between tasks: tensors, modules, lists of modules, or None.
         in_paper: whether the One-A paper reports the method.
         trains_network: whether modules are inserted into the network. A method without any fits every network.
+        adapter_per_task: whether each task adds an adapter (or low-rank updates) that is used at inference.
         Options: dataclass of the hyper-parameters.
         base_learning_rate: learning rate of the preset ``auto``, for any dataset; None is that of the options.
         auto_preset: further options of the preset ``auto``, where they differ from those of other methods.
@@ -70,8 +72,10 @@ class Method(ABC):
     paper: ClassVar[str]
     trains: ClassVar[str]
     stores: ClassVar[str]
+    state: ClassVar[tuple[str, ...]]
     in_paper: ClassVar[bool] = True
     trains_network: ClassVar[bool] = True
+    adapter_per_task: ClassVar[bool] = False
     Options: ClassVar[type] = NoOptions
     base_learning_rate: ClassVar[float | None] = None
     auto_preset: ClassVar[Mapping[str, Any]] = {}
@@ -80,6 +84,10 @@ class Method(ABC):
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
         self.check_backbone(vit.name, vit.no_hooks_reason)
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
+        self.setup()
+
+    def setup(self) -> None:  # noqa: B027 - a method may have nothing to create
+        """Create modules and tensors on the device of the runtime; called once, by the constructor."""
 
     @classmethod
     def check_backbone(cls, backbone: str, frozen_only: str) -> None:
@@ -96,13 +104,25 @@ class Method(ABC):
     def learn(self, task: Task) -> dict[str, Any]:
         """Learn a task and return a report for the record of the run, which ``json.dumps`` accepts."""
 
-    @abstractmethod
     def state_dict(self) -> Tensors:
-        """Everything that is kept between tasks."""
+        """Everything that is kept between tasks, by the names in ``state``."""
+        state: Tensors = {}
+        for name in self.state:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                state[name] = value
+            elif value is not None:
+                state |= add_prefix(f"{name}.", _module(value).state_dict())
+        return {name: value.detach() for name, value in state.items()}
 
-    @abstractmethod
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a state that ``state_dict`` returned."""
+        """Restore a state that ``state_dict`` returned. A subclass first creates modules that depend on the state."""
+        for name in self.state:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                setattr(self, name, state[name].to(self.runtime.device))
+            elif value is not None:
+                _module(value).load_state_dict(select_prefix(f"{name}.", state))
 
     def inference_state(self) -> Tensors:
         """The part of the state that predictions and later tasks need, without classifiers that are only compared."""
@@ -143,7 +163,7 @@ class Method(ABC):
     @classmethod
     def adapters_used(cls, options: Any, tasks: int) -> int:
         """Adapters (or sets of low-rank updates, or of prompts) used at inference after this many tasks, at most."""
-        return 1
+        return tasks if cls.adapter_per_task else 1
 
     @classmethod
     def epochs_per_task(cls, options: Any, sizes: Sequence[int]) -> list[int]:
@@ -156,6 +176,23 @@ class Method(ABC):
     def epochs_for(self, task: Task) -> int:
         """Epochs of training for a task."""
         return int(self.options.epochs_for(len(task.classes), self.plan))
+
+    def recipe(self, task: Task) -> Recipe:
+        """Hyper-parameters of the training on a task."""
+        recipe: Recipe = self.options.recipe(epochs=self.epochs_for(task))
+        return recipe
+
+    def new_adapters(self, seed: int = 0, index: int = 0) -> Adapters:
+        """Adapters initialised as the identity; ``seed`` and the index of the task determine their random weights."""
+        adapters = new_adapters(self.vit, self.options, seeds.generator(seed, index, "adapter"))
+        return adapters.eval().to(self.runtime.device)
+
+    def train_with_local_head(self, hooks: BlockHooks, task: Task, head_lr_scale: float = 1.0) -> dict[str, Any]:
+        """Train modules with a local head, which is discarded; returns epochs and losses for the report."""
+        head = local_head(self.vit.width, task, self.options.head, self.options.head_scale)
+        recipe = self.recipe(task)
+        losses = train_with_local_head(self.vit, hooks, head, task, recipe, self.runtime, head_lr_scale=head_lr_scale)
+        return {"epochs": recipe.epochs, "losses": losses}
 
     def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features ``[B, width]`` of network inputs, without gradients."""
@@ -178,3 +215,8 @@ class Method(ABC):
                     total += class_sums(self.features(images, hooks)[: len(batch)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)
         return (processes.sum(sums) / counts[:, None]).float().to(device)
+
+
+def _module(value: Any) -> Any:
+    """A module, or a list of modules as one."""
+    return nn.ModuleList(value) if isinstance(value, list) else value

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
+from onea.research.methods.presets import published
 from onea.research.methods.prompting import (
     GrowingParameter,
     PrefixPrompts,
@@ -19,11 +20,9 @@ from onea.research.methods.prompting import (
     Selection,
     by_dataset,
     match_keys,
+    uniform,
 )
-from onea.runtime import Runtime
 from onea.schema import Count, NotNegative, Range
-from onea.tensors import Tensors
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 
 
@@ -61,18 +60,12 @@ class DualPrompts(nn.Module):
         self.experts = GrowingParameter(*expert)
         self.keys = GrowingParameter(width)
 
-    def initialise_general(self, generator: torch.Generator) -> None:
-        """Uniform in (-1, 1)."""
-        with torch.no_grad():
-            self.general.copy_(torch.empty(self.general.shape).uniform_(-1, 1, generator=generator))
-
     def add_expert(self, generator: torch.Generator) -> None:
         """Add an expert prompt, initialised as a copy of the last one (the first: uniform in (-1, 1)), and a key."""
-        shape = self.experts.old.shape[1:]
         last = self.experts()[-1:].detach()
-        random = torch.empty(1, *shape).uniform_(-1, 1, generator=generator)
+        random = uniform((1, *self.experts.old.shape[1:]), generator)
         self.experts.grow(last if len(last) else random)
-        self.keys.grow(torch.empty(1, *self.keys.old.shape[1:]).uniform_(-1, 1, generator=generator))
+        self.keys.grow(uniform((1, *self.keys.old.shape[1:]), generator))
 
 
 class DualPrompt(PromptMethod):
@@ -89,24 +82,23 @@ class DualPrompt(PromptMethod):
     base_learning_rate = 0.0027
     options: DualPromptOptions
     prompts: DualPrompts
-    paper_presets: ClassVar = by_dataset(
-        cifar100={"epochs": 5, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
-        others={"epochs": 10, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
-    )
+    paper_presets: ClassVar = by_dataset(cifar100=published(5, 0.001, 24, 0.0), others=published(10, 0.001, 24, 0.0))
     auto_preset: ClassVar = {"weight_decay": 0.0}
 
-    def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        first = min(options.g_blocks, vit.depth - 1)  # a shallow network has experts in its last block
+    def new_prompts(self) -> DualPrompts:
+        """The general prompt, and no expert prompts."""
+        options, depth, width = self.options, self.vit.depth, self.vit.width
+        first = min(options.g_blocks, depth - 1)  # a shallow network has experts in its last block
         self.g_blocks = range(first)
-        self.e_blocks = range(first, min(first + options.e_blocks, vit.depth))
-        general = (len(self.g_blocks), 2, options.g_length, vit.width)
-        expert = (len(self.e_blocks), 2, options.e_length, vit.width)
-        self.prompts = DualPrompts(general, expert, vit.width).eval().to(runtime.device)
+        self.e_blocks = range(first, min(first + options.e_blocks, depth))
+        general = (len(self.g_blocks), 2, options.g_length, width)
+        expert = (len(self.e_blocks), 2, options.e_length, width)
+        return DualPrompts(general, expert, width)
 
     def initialise(self, task: Task) -> None:
         """Initialise the general prompt."""
-        self.prompts.initialise_general(seeds.generator(task.seed, task.index, "general prompt"))
+        general, generator = self.prompts.general, seeds.generator(task.seed, task.index, "general prompt")
+        general.data.copy_(uniform(general.shape, generator))
 
     def begin_task(self, task: Task) -> dict[str, Any]:
         """Add the expert prompt of the task."""
@@ -135,17 +127,6 @@ class DualPrompt(PromptMethod):
                 block: _pair(experts[:, i], self.options.eprompt_layout) for i, block in enumerate(self.e_blocks)
             }
         return PrefixPrompts(self.vit.heads, by_block)
-
-    def prompt_state(self) -> Tensors:
-        """The general prompt, and all expert prompts with their keys."""
-        prompts = self.prompts
-        return {"general": prompts.general, "experts": prompts.experts(), "keys": prompts.keys()}
-
-    def load_prompt_state(self, state: Tensors) -> None:
-        """Restore any number of expert prompts."""
-        self.prompts.general = nn.Parameter(state["general"].to(self.runtime.device, copy=True))
-        self.prompts.experts.load_rows(state["experts"])
-        self.prompts.keys.load_rows(state["keys"])
 
 
 def _pair(expert: Tensor, layout: str) -> tuple[Tensor, Tensor]:

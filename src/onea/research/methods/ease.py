@@ -12,12 +12,10 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.learner.options import AdapterOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.research.methods.per_task import AdapterBank
-from onea.runtime import Runtime
 from onea.schema import NotNegative
 from onea.tensors import Tensors
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
@@ -55,10 +53,11 @@ class EASE(AdapterBank):
     base_learning_rate = 0.019
     options: EASEOptions
 
-    def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.prototypes = torch.empty(0, 0, vit.width, device=runtime.device)
-        self.plain = torch.empty(0, vit.width, device=runtime.device)
+    def setup(self) -> None:
+        """Create empty lists of adapters and prototypes."""
+        super().setup()
+        self.prototypes = torch.empty(0, 0, self.vit.width, device=self.runtime.device)
+        self.plain = torch.empty(0, self.vit.width, device=self.runtime.device)
 
     @classmethod
     def forward_passes(cls, options: EASEOptions, tasks: int) -> float:
@@ -68,7 +67,6 @@ class EASE(AdapterBank):
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the task's adapter and compute the prototypes of all classes in all subspaces."""
         report = self.add_adapter(task)
-        self.runtime.progress.note("prototypes")
         new = self.compute_prototypes_per_module(task, list(self.cacheable_modules().values()))
         if self.options.ptm_beta:
             self.plain, new = torch.cat([self.plain, new[-1]]), new[:-1]
@@ -82,7 +80,7 @@ class EASE(AdapterBank):
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Weighted sum of the cosines in all subspaces; the features of each subspace are normalised separately."""
-        weights = subspace_weights(self.sizes, self.options.alpha).to(self.prototypes.device)
+        weights = subspace_weights(self.sizes, self.options.alpha)
         subspaces = zip(super().cacheable_modules(), self.prototypes, weights, strict=True)
         total = torch.zeros((), device=self.prototypes.device)
         for name, prototypes, weight in subspaces:
@@ -91,19 +89,13 @@ class EASE(AdapterBank):
             total = total + self.options.ptm_beta * cosine_scores(features[_PLAIN], self.plain)
         return total
 
-    def is_real(self) -> Tensor:
-        """Which prototypes are means of features, ``bool [tasks, classes]``; the others are synthesised."""
-        return _task_of_class(self.sizes)[None, :] >= torch.arange(len(self.sizes))[:, None]
-
     def state_dict(self) -> Tensors:
         """All adapters and prototypes."""
-        plain = {"plain": self.plain} if self.options.ptm_beta else {}
-        return {**super().state_dict(), "prototypes": self.prototypes, **plain}
+        return super().state_dict() | ({"plain": self.plain} if self.options.ptm_beta else {})
 
     def load_state_dict(self, state: Tensors) -> None:
         """Restore a saved state."""
         super().load_state_dict(state)
-        self.prototypes = state["prototypes"].to(self.runtime.device)
         if self.options.ptm_beta:
             if "plain" not in state:
                 raise OneaError("This state was saved with ptm_beta 0; continue without ptm_beta, or start a new run.")
@@ -130,20 +122,16 @@ def synthesise(prototypes: Tensor, ranges: Sequence[range], growing: bool) -> Te
     return complete
 
 
-def subspace_weights(sizes: Sequence[int], alpha: float) -> Tensor:
+def subspace_weights(sizes: Tensor, alpha: float) -> Tensor:
     """Weight of each subspace for each class, ``[tasks, classes]``: 1 for the subspace of the class's task.
 
     The paper's subspace reweighting. The other subspaces share ``alpha`` equally, as in the official code.
 
-    >>> subspace_weights([1, 2, 1], 0.1)
+    >>> subspace_weights(torch.tensor([1, 2, 1]), 0.1)
     tensor([[1.0000, 0.0500, 0.0500, 0.0500],
             [0.0500, 1.0000, 1.0000, 0.0500],
             [0.0500, 0.0500, 0.0500, 1.0000]])
     """
-    tasks = len(sizes)
-    is_own = _task_of_class(sizes)[None, :] == torch.arange(tasks)[:, None]
-    return torch.where(is_own, 1.0, alpha / max(tasks - 1, 1))
-
-
-def _task_of_class(sizes: Sequence[int]) -> Tensor:
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
+    tasks = torch.arange(len(sizes), device=sizes.device)
+    is_own = tasks.repeat_interleave(sizes)[None, :] == tasks[:, None]
+    return torch.where(is_own, 1.0, alpha / max(len(sizes) - 1, 1))

@@ -18,13 +18,13 @@ from torch import Tensor
 from onea import schedules, seeds
 from onea.learner.local_head import train_with_local_head
 from onea.learner.options import TrainingOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
+from onea.learner.training import Recipe
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, SummedUpdates, check_rank
-from onea.runtime import Runtime
+from onea.research.methods.presets import published
 from onea.schema import Range
 from onea.tensors import Tensors, eigh
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
 
 # Energy of a direction, with s the singular values of the second moment: s squared in the official code of InfLoRA, s
@@ -142,16 +142,8 @@ class InfLoRAOptions(TrainingOptions):
     schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 
 
-def _recipe(epochs: int, epsilon: float) -> dict[str, Any]:
-    return {
-        "learning_rate": 5e-4,
-        "weight_decay": 0.0,
-        "batch_size": 128,
-        "crop_scale": 0.08,
-        "epochs": epochs,
-        "rank": 10,
-        "epsilon": epsilon,
-    }
+def _published(epochs: int, epsilon: float) -> dict[str, Any]:
+    return published(epochs, 5e-4, 128, 0.0, crop_scale=0.08, rank=10, epsilon=epsilon)
 
 
 class InfLoRA(Method):
@@ -166,40 +158,43 @@ class InfLoRA(Method):
     paper = "https://arxiv.org/abs/2404.00228"
     trains = "a low-rank update of keys and values per task, a linear head per task"
     stores = "folded updates, heads, the input directions of old tasks"
+    state = ("head",)
     Options = InfLoRAOptions
     base_learning_rate = 0.0013
     paper_presets: ClassVar = {
-        "cifar100": _recipe(20, 0.95),
-        "imagenet-r": _recipe(50, 0.98),
+        "cifar100": _published(20, 0.95),
+        "imagenet-r": _published(50, 0.98),
         # Not published: the settings of ImageNet-R.
-        "cub200": _recipe(50, 0.98),
-        "imagenet-a": _recipe(50, 0.98),
-        "": _recipe(50, 0.98),
+        "cub200": _published(50, 0.98),
+        "imagenet-a": _published(50, 0.98),
+        "": _published(50, 0.98),
     }
     auto_preset: ClassVar = {"weight_decay": 0.0, "rank": 10, "schedule": "cosine"}
     options: InfLoRAOptions
 
-    def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        check_rank(options.rank, vit)
-        self.folded = FoldedUpdates(vit.depth, vit.width, _PROJECTIONS).to(runtime.device)
-        self.head = GrowingHead(vit.width, start="uniform").to(runtime.device)
+    def setup(self) -> None:
+        """Create updates of zero, a head without classes, and empty memories."""
+        vit, device = self.vit, self.runtime.device
+        check_rank(self.options.rank, vit)
+        self.folded = FoldedUpdates(vit.depth, vit.width, _PROJECTIONS).to(device)
+        self.head = GrowingHead(vit.width, "uniform").to(device)
         self.memories: list[Memory | None] = [None] * vit.depth
+
+    def recipe(self, task: Task) -> Recipe:
+        """Adam with the chosen learning rate schedule."""
+        return self.options.recipe("adam", schedules.get_schedule(self.options.schedule), self.epochs_for(task))
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Compute ``B_t``, train ``A_t``, fold the update into the weights, and add the inputs to the memory."""
         updates = self.new_updates(task)
-        head = GrowingHead(self.vit.width, start="uniform")
+        head = GrowingHead(self.vit.width, "uniform")
         head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
-        recipe = self.options.recipe("adam", schedules.get_schedule(self.options.schedule), self.epochs_for(task))
+        recipe = self.recipe(task)
         hooks = SummedUpdates(self.folded, updates)
         losses = train_with_local_head(self.vit, hooks, head, task, recipe, self.runtime)
         self.folded.fold(updates)
         # Rows of old tasks are not optimised, so weight decay does not change them.
-        self.head.load_rows(
-            torch.cat([self.head.weight.detach(), head.weight.detach()]),
-            torch.cat([self.head.bias.detach(), head.bias.detach()]),
-        )
+        self.head.append(head)
         share = energy_threshold(self.options.epsilon, task.index, self.plan.tasks if self.plan else None)
         moments = self._second_moments(task, "after")
         self.runtime.progress.note("input directions")
@@ -236,17 +231,16 @@ class InfLoRA(Method):
         """The folded updates, the heads, and the memory of each block."""
         memories = [memory for memory in self.memories if memory]
         return {
+            **super().state_dict(),
             "folded": self.folded.weight,
-            "head.weight": self.head.weight.detach(),
-            "head.bias": self.head.bias.detach(),
             "retain": torch.tensor([memory.retain for memory in memories], dtype=torch.int64),
             **{f"{_BASIS}{block}": memory.basis.contiguous() for block, memory in enumerate(memories)},
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Restore a saved state."""
+        super().load_state_dict(state)
         self.folded.weight = state["folded"].to(self.runtime.device)
-        self.head.load_rows(state["head.weight"], state["head.bias"])
         retain = state["retain"].tolist()
         memories = [Memory(state[f"{_BASIS}{block}"].cpu(), bool(free)) for block, free in enumerate(retain)]
         self.memories = [*memories] if memories else [None] * self.vit.depth

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
+from onea.research.methods.presets import published
 from onea.research.methods.prompting import (
     InputPrompts,
     Match,
@@ -20,11 +21,9 @@ from onea.research.methods.prompting import (
     Selection,
     by_dataset,
     match_keys,
+    uniform,
 )
-from onea.runtime import Runtime
 from onea.schema import Count, NotNegative
-from onea.tensors import Tensors
-from onea.vit.frozen import FrozenViT
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,6 @@ class PromptPool(nn.Module):
         self.prompts = nn.Parameter(torch.zeros(pool, length, width))
         self.keys = nn.Parameter(torch.zeros(pool, width))
 
-    def initialise(self, generator: torch.Generator) -> None:
-        """Uniform in (-1, 1)."""
-        with torch.no_grad():
-            for parameter in (self.prompts, self.keys):
-                parameter.copy_(torch.empty(parameter.shape).uniform_(-1, 1, generator=generator))
-
 
 class L2P(PromptMethod):
     """Learning to prompt: input prompts selected from a pool, whose mean output is the feature.
@@ -84,18 +77,19 @@ class L2P(PromptMethod):
     options: L2POptions
     prompts: PromptPool
     paper_presets: ClassVar = by_dataset(
-        cifar100={"epochs": 5, "learning_rate": 0.001875, "batch_size": 16, "weight_decay": 0.0},
-        others={"epochs": 10, "learning_rate": 0.001875, "batch_size": 32, "weight_decay": 0.0},
+        cifar100=published(5, 0.001875, 16, 0.0), others=published(10, 0.001875, 32, 0.0)
     )
     auto_preset: ClassVar = {"weight_decay": 0.0}
 
-    def __init__(self, vit: FrozenViT, options: L2POptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.prompts = PromptPool(options.pool, options.prompt_length, vit.width).eval().to(runtime.device)
+    def new_prompts(self) -> PromptPool:
+        """The pool."""
+        return PromptPool(self.options.pool, self.options.prompt_length, self.vit.width)
 
     def initialise(self, task: Task) -> None:
         """Initialise the pool."""
-        self.prompts.initialise(seeds.generator(task.seed, task.index, "prompts"))
+        generator = seeds.generator(task.seed, task.index, "prompts")
+        for parameter in self.prompts.parameters():
+            parameter.data.copy_(uniform(parameter.shape, generator))
 
     def prompts_for_training(self, queries: Tensor) -> tuple[InputPrompts, Tensor]:
         """The selected prompts, and minus the weighted cosines of the selected keys, which only this loss trains."""
@@ -111,11 +105,3 @@ class L2P(PromptMethod):
 
     def _hooks(self, match: Match) -> InputPrompts:
         return InputPrompts(self.vit, self.prompts.prompts[match.indices].flatten(1, 2))
-
-    def prompt_state(self) -> Tensors:
-        """The pool."""
-        return dict(self.prompts.state_dict())
-
-    def load_prompt_state(self, state: Tensors) -> None:
-        """Restore the pool."""
-        self.prompts.load_state_dict(state)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,22 +14,20 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
-from onea.learner.options import TrainingOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.options import BottleneckOptions
+from onea.learner.tasks import Task
 from onea.learner.training import ParamGroup, train
 from onea.research.methods.contract import Method
-from onea.runtime import Runtime
+from onea.research.methods.presets import published
 from onea.schema import BelowOne, Count, NotNegative, Positive
-from onea.tensors import Tensors, select_prefix, to_float64
+from onea.tensors import Tensors, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, class_means, cosine_scores, masked_cross_entropy
 from onea.vit.hooks import BlockHooks
 
 Covariance = Literal["full", "diagonal"]
 _HEAD_RATE = 0.1  # learning rate of the head, relative to the adapter
-_PARTS = ("working", "snapshots", "head", "gaussians")
 
 
 class Gaussians:
@@ -144,13 +142,10 @@ def align(
 
 
 @dataclass(frozen=True)
-class MOSOptions(TrainingOptions):
+class MOSOptions(BottleneckOptions):
     """Options of MOS.
 
     Attributes:
-        rank: width of the adapter's bottleneck.
-        scale: factor on the adapter's output.
-        dropout: inside the adapter, while training.
         momentum: weight of the mean of all earlier adapters in each progressive merge.
         mos_ema: when to merge: ``per-step`` (after each optimiser step) or ``official`` (also before each block in
             every forward pass of training, as in the official code, which does so at inference as well).
@@ -165,8 +160,6 @@ class MOSOptions(TrainingOptions):
     """
 
     rank: Count = 16
-    scale: float = 0.1
-    dropout: BelowOne = 0.1
     momentum: BelowOne = 0.1
     mos_ema: Literal["per-step", "official"] = "per-step"
     regulariser: float = 0.1
@@ -178,11 +171,6 @@ class MOSOptions(TrainingOptions):
     refinements: Count = 4
 
 
-def _recipe(epochs: int, rate: float, batch: int, decay: float, covariance: Covariance = "full") -> dict[str, Any]:
-    training = {"epochs": epochs, "learning_rate": rate, "batch_size": batch, "weight_decay": decay}
-    return training | {"rank": 16, "covariance": covariance}
-
-
 class MOS(Method):
     """Model surgery: progressively merged adapters, and self-refined retrieval of the adapter for each image."""
 
@@ -190,75 +178,62 @@ class MOS(Method):
     paper = "https://arxiv.org/abs/2412.09441"
     trains = "one adapter and a linear head, in every task"
     stores = "an adapter per task, a linear head, a prototype and a Gaussian per class"
+    state = ("working", "snapshots", "head", "gaussians", "prototypes", "sizes")
+    adapter_per_task = True
     Options = MOSOptions
     base_learning_rate = 0.022
     paper_presets: ClassVar = {
-        "cifar100": _recipe(20, 0.03, 48, 5e-4),
-        "cub200": _recipe(10, 0.01, 32, 5e-4),
-        "imagenet-a": _recipe(10, 0.05, 32, 5e-3, "diagonal"),
-        "imagenet-r": _recipe(10, 0.05, 16, 5e-3),
-        "": _recipe(10, 0.05, 16, 5e-3),
+        "cifar100": published(20, 0.03, 48, rank=16, covariance="full"),
+        "cub200": published(10, 0.01, 32, rank=16, covariance="full"),
+        "imagenet-a": published(10, 0.05, 32, 5e-3, rank=16, covariance="diagonal"),
+        "imagenet-r": published(10, 0.05, 16, 5e-3, rank=16, covariance="full"),
+        "": published(10, 0.05, 16, 5e-3, rank=16, covariance="full"),
     }
     auto_preset: ClassVar = {"rank": 16}
     options: MOSOptions
 
-    def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.working = self._new_adapters(seed=0)  # trained further in every task
-        self.snapshots = nn.ModuleList()  # copies of it after each task
-        self.head = GrowingHead(vit.width).to(runtime.device)
-        self.gaussians = Gaussians(vit.width, options.covariance, device=runtime.device)
-        self.prototypes = torch.empty(0, vit.width, device=runtime.device)  # with the first snapshot
-        self.sizes: list[int] = []  # classes of each task
+    def setup(self) -> None:
+        """Create the adapter, and a head, Gaussians and prototypes without classes."""
+        width, device = self.vit.width, self.runtime.device
+        self.working = self.new_adapters()  # trained further in every task
+        self.snapshots: list[Adapters] = []  # copies of it after each task
+        self.head = GrowingHead(width).to(device)
+        self.gaussians = Gaussians(width, self.options.covariance, device=device)
+        self.prototypes = torch.empty(0, width, device=device)  # with the first snapshot
+        self.sizes = torch.empty(0, dtype=torch.int64, device=device)  # classes of each task
 
     @classmethod
     def forward_passes(cls, options: MOSOptions, tasks: int) -> float:
         """One with the first adapter, and one for each refinement."""
         return min(tasks, 1 + options.refinements)
 
-    @classmethod
-    def adapters_used(cls, options: Any, tasks: int) -> int:
-        """One for each task."""
-        return tasks
-
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge the adapter, store a copy, fit Gaussians of the new classes, and align the classifier."""
-        if not self.sizes:
-            self.working = self._new_adapters(task.seed)
+        if not self.snapshots:
+            self.working = self.new_adapters(task.seed)
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
         merge = self._merge_towards(self.snapshots)
         hooks = _MergingAdapters(self.working, merge) if self.options.mos_ema == "official" else self.working
         report: dict[str, Any] = {"epochs": self.epochs_for(task), "losses": self._train(task, hooks, merge)}
         self.snapshots.append(copy.deepcopy(self.working).requires_grad_(False))
-        self.sizes.append(len(task.classes))
+        self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([len(task.classes)])])
         self._fit_classes(task, hooks)
-        if len(self.sizes) > 1 and self.options.alignment_epochs:
+        if len(self.snapshots) > 1 and self.options.alignment_epochs:
             report["alignment_losses"] = self._align(task)
         return report
 
     def scores(self, images: Tensor) -> Tensor:
         """Two-stage ensemble: the head with the retrieved adapter, and prototypes with the first adapter."""
-        first = self.features(images, self._snapshot(0))
+        first = self.features(images, self.snapshots[0])
         similar = cosine_scores(first, self.prototypes)
         with torch.no_grad():
             logits = self._retrieved_logits(images, first, similar)
-        return logits.softmax(1) + (len(self.sizes) * similar).softmax(1)
-
-    def state_dict(self) -> Tensors:
-        """The adapter and its copies, the head, the Gaussians, the prototypes and the sizes of the tasks."""
-        parts = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self, part).state_dict().items()}
-        return parts | {"prototypes": self.prototypes, "sizes": torch.tensor(self.sizes, dtype=torch.int64)}
+        return logits.softmax(1) + (len(self.snapshots) * similar).softmax(1)
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        parts: dict[str, Tensors] = {part: select_prefix(part + ".", state) for part in _PARTS}
-        self.sizes = state["sizes"].tolist()
-        self.working.load_state_dict(parts["working"])
-        self.snapshots = nn.ModuleList(self._new_adapters(seed=0).requires_grad_(False) for _ in self.sizes)
-        self.snapshots.load_state_dict(parts["snapshots"])
-        self.head.load_rows(parts["head"]["weight"], parts["head"]["bias"])
-        self.gaussians.load_state_dict(parts["gaussians"])
-        self.prototypes = state["prototypes"].to(self.runtime.device)
+        """Restore a saved state of any number of tasks."""
+        self.snapshots = [self.new_adapters().requires_grad_(False) for _ in state["sizes"]]
+        super().load_state_dict(state)
 
     def _train(self, task: Task, hooks: BlockHooks, merge: Callable[[], None]) -> list[float]:
         options, old_means = self.options, self.gaussians.means
@@ -271,11 +246,12 @@ class MOS(Method):
             )
 
         trained = [ParamGroup(self.working), ParamGroup(self.head, lr_scale=_HEAD_RATE)]
-        return train(trained, loss, task, options.recipe(epochs=self.epochs_for(task)), self.runtime, after_step=merge)
+        return train(trained, loss, task, self.recipe(task), self.runtime, after_step=merge)
 
-    def _merge_towards(self, earlier: nn.ModuleList) -> Callable[[], None]:
+    def _merge_towards(self, earlier: Sequence[nn.Module]) -> Callable[[], None]:
         """Progressive merging: ``W <- (1 - m) W + m mean(earlier W)``; none in the first task."""
-        means = [torch.stack(same).mean(0) for same in zip(*(each.parameters() for each in earlier), strict=True)]
+        parameters = zip(*(adapters.parameters() for adapters in earlier), strict=True)
+        means = [torch.stack(same).mean(0) for same in parameters]
 
         def merge() -> None:
             if means:
@@ -289,8 +265,8 @@ class MOS(Method):
         self.runtime.progress.note("prototypes")
         features = [self.features(images, hooks) for images, _ in task.plain_batches(EVALUATION_BATCH)]
         self.gaussians.add(torch.cat(features), task.labels, task.classes)
-        is_first = len(self.sizes) == 1  # the newest adapter is the first one
-        new = self.gaussians.means if is_first else self.compute_prototypes(task, self._snapshot(0))
+        is_first = len(self.snapshots) == 1  # the newest adapter is the first one
+        new = self.gaussians.means if is_first else self.compute_prototypes(task, self.snapshots[0])
         self.prototypes = torch.cat([self.prototypes, new])
 
     def _align(self, task: Task) -> list[float]:
@@ -313,8 +289,7 @@ class MOS(Method):
         The adapter of the predicted task predicts again, until it predicts a class of its own task. Images with the
         same adapter share a forward pass, and no adapter runs twice for an image.
         """
-        sizes = torch.tensor(self.sizes, device=similar.device)
-        task_of = torch.arange(len(sizes), device=similar.device).repeat_interleave(sizes)
+        task_of = torch.arange(len(self.sizes), device=similar.device).repeat_interleave(self.sizes)
         chosen = task_of[similar.argmax(1)]
         logits = torch.zeros_like(similar)
         rows = torch.arange(len(images), device=similar.device)  # of images whose adapter is not final
@@ -327,7 +302,7 @@ class MOS(Method):
                 done = computed.setdefault(adapter, torch.zeros_like(computed[0]))
                 new = selected[~done[selected]]
                 if len(new):
-                    table[new] = self.head(self.features(images[new], self._snapshot(adapter)))
+                    table[new] = self.head(self.features(images[new], self.snapshots[adapter]))
                     done[new] = True
                 logits[selected] = table[selected]
             predicted = task_of[logits[rows].argmax(1)]
@@ -337,23 +312,6 @@ class MOS(Method):
                 break
             chosen[rows] = predicted[moved]
         return logits
-
-    def _new_adapters(self, seed: int) -> Adapters:
-        options = self.options
-        adapters = Adapters(
-            self.vit.depth,
-            self.vit.width,
-            options.rank,
-            generator=seeds.generator(seed, 0, "adapter"),
-            scale=options.scale,
-            dropout=options.dropout,
-        )
-        return adapters.eval().to(self.runtime.device)
-
-    def _snapshot(self, index: int) -> Adapters:
-        snapshot = self.snapshots[index]
-        assert isinstance(snapshot, Adapters)
-        return snapshot
 
 
 @dataclass(frozen=True)

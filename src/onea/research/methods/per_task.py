@@ -4,45 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
-from typing import Any, ClassVar, cast
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onea import seeds
-from onea.learner.local_head import local_head, new_adapters, train_with_local_head
 from onea.learner.options import AdapterOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.research.methods.contract import Method
-from onea.runtime import Runtime
-from onea.tensors import Tensors, select_prefix
+from onea.research.methods.presets import published
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 from onea.vit.hooks import BlockHooks
 
-_ADAPTERS = "adapters."
-
-
-def _recipe(rate: float, decay: float, batch: int, alpha: float = 0.1) -> dict[str, Any]:
-    return {
-        "learning_rate": rate,
-        "weight_decay": decay,
-        "batch_size": batch,
-        "epochs": 20,
-        "rank": 64,
-        "alpha": alpha,
-    }
-
-
 # EASE's configurations for the ImageNet-21k backbone; alpha is ignored by methods without that option.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "cifar100": _recipe(0.025, 5e-4, 48),
-    "cub200": _recipe(0.008, 5e-4, 32, alpha=0.05),
-    "imagenet-a": _recipe(0.05, 5e-3, 32),
-    "imagenet-r": _recipe(0.05, 5e-3, 16),
-    "": _recipe(0.05, 5e-3, 16),
+    "cifar100": published(20, 0.025, 48, rank=64, alpha=0.1),
+    "cub200": published(20, 0.008, 32, rank=64, alpha=0.05),
+    "imagenet-a": published(20, 0.05, 32, 5e-3, rank=64, alpha=0.1),
+    "imagenet-r": published(20, 0.05, 16, 5e-3, rank=64, alpha=0.1),
+    "": published(20, 0.05, 16, 5e-3, rank=64, alpha=0.1),
 }
 
 
@@ -50,70 +33,48 @@ class AdapterBank(Method):
     """A frozen adapter per task, each with its own forward pass."""
 
     trains = "an adapter per task"
+    state = ("adapters", "sizes", "prototypes")
+    adapter_per_task = True
     Options = AdapterOptions
     paper_presets: ClassVar = PUBLISHED
     options: AdapterOptions
 
-    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.adapters = nn.ModuleList().eval()
-        self.sizes: list[int] = []
-
-    @classmethod
-    def forward_passes(cls, options: Any, tasks: int) -> float:
-        """One for each adapter."""
-        return cls.adapters_used(options, tasks)
-
-    @classmethod
-    def adapters_used(cls, options: Any, tasks: int) -> int:
-        """One for each task."""
-        return tasks
-
-    @property
-    def bank(self) -> list[Adapters]:
-        """The adapters in the order of their tasks."""
-        return cast("list[Adapters]", list(self.adapters))
+    def setup(self) -> None:
+        """Create empty lists of adapters and prototypes."""
+        self.adapters: list[Adapters] = []
+        self.sizes = torch.empty(0, dtype=torch.int64, device=self.runtime.device)  # classes of each task
+        self.prototypes = torch.empty(0, self.vit.width, device=self.runtime.device)
 
     @property
     def ranges(self) -> list[range]:
         """The classes of each task, as positions."""
-        return [range(start, stop) for start, stop in pairwise([0, *accumulate(self.sizes)])]
+        return [range(start, stop) for start, stop in pairwise([0, *self.sizes.cumsum(0).tolist()])]
+
+    @classmethod
+    def forward_passes(cls, options: Any, tasks: int) -> float:
+        """One for each adapter."""
+        return tasks
 
     def add_adapter(self, task: Task) -> dict[str, Any]:
         """Train a new adapter with a local head on a task and freeze it.
 
         A task of one class has a constant loss: its adapter remains the identity.
         """
-        options = self.options
-        adapters = self._new_adapters(seeds.generator(task.seed, task.index, "adapter"))
-        head = local_head(self.vit.width, task, options.head, options.head_scale)
-        recipe = options.recipe(epochs=self.epochs_for(task))
-        losses = train_with_local_head(self.vit, adapters, head, task, recipe, self.runtime)
-        self._append(adapters, len(task.classes))
-        return {"epochs": recipe.epochs, "losses": losses}
+        adapters = self.new_adapters(task.seed, task.index)
+        report = self.train_with_local_head(adapters, task)
+        self.adapters.append(adapters.requires_grad_(False))
+        self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([len(task.classes)])])
+        self.runtime.progress.note("prototypes")
+        return report
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapters, each frozen after its task."""
-        return {f"adapter {index}": adapters for index, adapters in enumerate(self.bank)}
-
-    def state_dict(self) -> Tensors:
-        """All adapters and the sizes of their tasks."""
-        saved = self.adapters.state_dict(prefix=_ADAPTERS)
-        return {**saved, "sizes": torch.tensor(self.sizes, dtype=torch.int64)}
+        return {f"adapter {index}": adapters for index, adapters in enumerate(self.adapters)}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        self.adapters, self.sizes = nn.ModuleList().eval(), []
-        for size in state["sizes"].tolist():
-            self._append(self._new_adapters(torch.Generator()), size)
-        self.adapters.load_state_dict(select_prefix(_ADAPTERS, state))
-
-    def _new_adapters(self, generator: torch.Generator) -> Adapters:
-        return new_adapters(self.vit, self.options, generator)
-
-    def _append(self, adapters: Adapters, classes: int) -> None:
-        self.adapters.append(adapters.requires_grad_(False).eval().to(self.runtime.device))
-        self.sizes.append(classes)
+        """Restore a saved state of any number of tasks."""
+        self.adapters = [self.new_adapters().requires_grad_(False) for _ in state["sizes"]]
+        super().load_state_dict(state)
 
 
 class PerTaskAdapter(AdapterBank):
@@ -128,28 +89,14 @@ class PerTaskAdapter(AdapterBank):
     stores = "an adapter per task, a prototype per class"
     base_learning_rate = 0.0084
 
-    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.prototypes = torch.empty(0, vit.width, device=runtime.device)
-
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the task's adapter and compute the means of its classes with it."""
         report = self.add_adapter(task)
-        self.runtime.progress.note("prototypes")
-        self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, self.bank[-1])])
+        self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, self.adapters[-1])])
         return report
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine of the features of each adapter to the prototypes of its task."""
-        prototypes = self.prototypes.split(self.sizes)
+        prototypes = self.prototypes.split(self.sizes.tolist())
         pairs = zip((features[name] for name in self.cacheable_modules()), prototypes, strict=True)
         return torch.cat([cosine_scores(*pair) for pair in pairs], dim=1)
-
-    def state_dict(self) -> Tensors:
-        """All adapters and prototypes."""
-        return {**super().state_dict(), "prototypes": self.prototypes}
-
-    def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        super().load_state_dict(state)
-        self.prototypes = state["prototypes"].to(self.runtime.device)

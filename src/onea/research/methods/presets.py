@@ -24,6 +24,14 @@ Preset = Literal["auto", "paper", "paper/cifar100", "paper/cub200", "paper/image
 _AUTO = {"crop_scale": 0.3, "head": "cosine", "head_scale": 16.0, "rank": 64, "weight_decay": 5e-4}
 
 
+def published(
+    epochs: int, learning_rate: float, batch_size: int, weight_decay: float = 5e-4, **others: Any
+) -> dict[str, Any]:
+    """Options that the authors of a method published."""
+    recipe = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "weight_decay": weight_decay}
+    return recipe | others
+
+
 def preset_options(
     method: str, preset: str, shape: DatasetSize | None = None, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

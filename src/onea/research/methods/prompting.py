@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,11 +14,10 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.learner.options import TrainingOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.learner.training import ParamGroup, Recipe, train
 from onea.research.methods.contract import Method
-from onea.runtime import Runtime
-from onea.tensors import Tensors, select_prefix, to_float64
+from onea.tensors import Tensors, add_prefix, select_prefix, to_float64
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, cosine_scores
@@ -177,21 +176,34 @@ def by_dataset(
     return {"cifar100": cifar100, "imagenet-r": others, "cub200": rest, "imagenet-a": rest, "": rest}
 
 
+def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Random numbers between -1 and 1, as new prompts and keys."""
+    return torch.empty(*shape).uniform_(-1, 1, generator=generator)
+
+
 class PromptMethod(Method):
     """Base class of methods with two forward passes: one for the query, and one with the prompts that it selects.
 
-    Subclasses define the prompts that all tasks share (``initialise``), the prompts that a task adds (``begin_task``),
-    and the prompts of a batch of queries in training and at inference.
+    Subclasses define the prompts (``new_prompts``), their values before the first task (``initialise``) and before each
+    task (``begin_task``), and which of them a batch of queries uses in training and at inference.
     """
 
     options: PromptOptions
     prompts: nn.Module
+    state = ("head", "learned")
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "truncated"
 
-    def __init__(self, vit: FrozenViT, options: PromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.head = GrowingHead(vit.width, self.new_rows).to(runtime.device)
-        self.learned = torch.empty(0, dtype=torch.bool)  # whether cross-entropy has trained each row of the head
+    def setup(self) -> None:
+        """Create the prompts, and a head without classes."""
+        device = self.runtime.device
+        self.prompts = self.new_prompts().eval().to(device)
+        self.head = GrowingHead(self.vit.width, self.new_rows).to(device)
+        # Whether cross-entropy has trained each row of the head.
+        self.learned = torch.empty(0, dtype=torch.int64, device=device)
+
+    @abstractmethod
+    def new_prompts(self) -> nn.Module:
+        """All prompts, not yet initialised; its children are growing parameters."""
 
     def initialise(self, task: Task) -> None:
         """Initialise what all tasks share; called once, with the first task."""
@@ -207,14 +219,6 @@ class PromptMethod(Method):
     @abstractmethod
     def prompts_for(self, queries: Tensor) -> BlockHooks:
         """Prompts for a batch at inference."""
-
-    @abstractmethod
-    def prompt_state(self) -> Tensors:
-        """The prompts, as saved between tasks."""
-
-    @abstractmethod
-    def load_prompt_state(self, state: Tensors) -> None:
-        """Restore any number of saved prompts."""
 
     def recipe(self, task: Task) -> Recipe:
         """The recipe of the training: a new Adam optimiser for each task."""
@@ -237,9 +241,8 @@ class PromptMethod(Method):
         if report["trained"]:
             report |= self.begin_task(task)
             report |= {"epochs": self.epochs_for(task), "losses": self._train(task, rows)}
-        weight, bias = torch.cat([self.head.weight, rows.weight]), torch.cat([self.head.bias, rows.bias])
-        self.head.load_rows(weight.detach(), bias.detach())
-        self.learned = torch.cat([self.learned, torch.full((len(task.classes),), not single_class)])
+        self.head.append(rows)
+        self.learned = torch.cat([self.learned, self.learned.new_full((len(task.classes),), not single_class)])
         if policy == "prototype-row":
             self._set_prototype_rows(task)
         return report
@@ -259,7 +262,7 @@ class PromptMethod(Method):
 
         The norm is updated after every task; it is one as long as no row is trained.
         """
-        weight, learned = self.head.weight.detach(), self.learned.to(self.runtime.device)
+        weight, learned = self.head.weight.detach(), self.learned.bool()
         if len(task.classes) == 1:
             self.runtime.progress.note("prototypes")
             features = [self.prompted(images) for images, _ in task.plain_batches(EVALUATION_BATCH)]
@@ -281,15 +284,16 @@ class PromptMethod(Method):
 
     def state_dict(self) -> Tensors:
         """The prompts, the head, and which rows of the head are trained."""
-        return {
-            **{_PROMPTS + name: value.detach() for name, value in self.prompt_state().items()},
-            "head.weight": self.head.weight.detach(),
-            "head.bias": self.head.bias.detach(),
-            "learned": self.learned.long(),
-        }
+        growing = {name: rows().detach() for name, rows in self.prompts.named_children()}
+        fixed = {name: value.detach() for name, value in self.prompts.named_parameters(recurse=False)}
+        return {**super().state_dict(), **add_prefix(_PROMPTS, growing | fixed)}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        self.load_prompt_state(select_prefix(_PROMPTS, state))
-        self.head.load_rows(state["head.weight"], state["head.bias"])
-        self.learned = state["learned"].bool().cpu()
+        """Restore a saved state of any number of tasks."""
+        super().load_state_dict(state)
+        prompts = select_prefix(_PROMPTS, state)
+        for name, rows in self.prompts.named_children():
+            assert isinstance(rows, GrowingParameter)
+            rows.load_rows(prompts[name])
+        for name, value in self.prompts.named_parameters(recurse=False):
+            value.data.copy_(prompts[name])

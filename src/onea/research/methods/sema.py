@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,22 +15,19 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.options import TrainingOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.learner.training import Loss, ParamGroup, Recipe, train
 from onea.research.methods.contract import Method
-from onea.runtime import Runtime
 from onea.schema import Count, Fraction, NotNegative
-from onea.tensors import Tensors, add_prefix, select_prefix
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapter
 from onea.vit.batching import EVALUATION_BATCH
-from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, masked_cross_entropy
 from onea.vit.hooks import BlockHooks
 
 _MIN_LOSSES = 3  # fewer losses have no meaningful standard deviation
 _MIN_SPREAD = 1e-3  # relative to the mean; the losses of a single class may hardly vary
 _DETECTION_BATCH = 128
-_MODULES, _HEAD = "modules.", "head."
 
 
 class Descriptor(nn.Module):
@@ -129,7 +126,7 @@ class Mixture(nn.Module):
 class ExpandableAdapters(nn.Module, BlockHooks):
     """An adapter beside the MLP of each of the first blocks, an expandable mixture beside that of the last blocks.
 
-    There are no modules until ``initialise`` or ``rebuild`` is called. All parameters are frozen except in training.
+    There are no modules until ``initialise`` or ``load_state_dict``. All parameters are frozen except in training.
     """
 
     compilable = True
@@ -168,19 +165,21 @@ class ExpandableAdapters(nn.Module, BlockHooks):
         self.mixture(block).experts.append(expert.requires_grad_(False).eval())
         return expert
 
-    def rebuild(self, state: Tensors) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restore a saved state with any number of modules."""
-        generator = torch.Generator()  # the random values are replaced by the saved ones
-        self.fixed, self.mixtures = nn.ModuleList(), nn.ModuleList(Mixture() for _ in self.mixtures)
-        self.initialise(generator)
-        for block in self.expandable:
-            saved = f"mixtures.{block - self.first}.experts."
-            count = len({name.removeprefix(saved).split(".")[0] for name in state if name.startswith(saved)})
-            while len(self.mixture(block)) < count:
-                self.expand(block, generator)
-            for index in range(count):
-                self.mixture(block)[index].descriptor.recent = state[f"{saved}{index}.descriptor.recent"].clone()
-        self.load_state_dict(state)
+        if state_dict:
+            generator = torch.Generator()  # the random values are replaced by the saved ones
+            self.fixed, self.mixtures = nn.ModuleList(), nn.ModuleList(Mixture() for _ in self.mixtures)
+            self.initialise(generator)
+            for block in self.expandable:
+                saved = f"mixtures.{block - self.first}.experts."
+                count = len({name.removeprefix(saved).split(".")[0] for name in state_dict if name.startswith(saved)})
+                while len(self.mixture(block)) < count:
+                    self.expand(block, generator)
+                for index in range(count):
+                    recent = state_dict[f"{saved}{index}.descriptor.recent"]
+                    self.mixture(block)[index].descriptor.recent = recent.clone()
+        return super().load_state_dict(state_dict, strict, assign)
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor:
         """The update of a block, from its residual stream ``u`` after attention and before the second norm."""
@@ -265,6 +264,7 @@ class SEMA(Method):
     paper = "https://arxiv.org/abs/2403.18886"
     trains = "adapters, router rows and descriptors on demand, a linear head"
     stores = "a growing number of modules, a linear head"
+    state = ("modules", "head")
     Options = SEMAOptions
     base_learning_rate = 0.0026
     paper_presets: ClassVar = {
@@ -277,13 +277,14 @@ class SEMA(Method):
     auto_preset: ClassVar = {"rank": 16, "descriptor_rate": 0.1}
     options: SEMAOptions
 
-    def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
+    def setup(self) -> None:
+        """Create blocks without modules, and a head without classes."""
+        vit, options = self.vit, self.options
         expandable = max(1, round(vit.depth * options.expandable))
-        self.adapters = ExpandableAdapters(
+        self.modules = ExpandableAdapters(
             vit.depth, expandable, vit.width, options.rank, options.scale, options.descriptor_width, options.buffer
-        ).to(runtime.device)
-        self.head = GrowingHead(vit.width, "uniform").to(runtime.device)
+        ).to(self.runtime.device)
+        self.head = GrowingHead(vit.width, "uniform").to(self.runtime.device)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Expand the blocks in which the task is new and train the added modules; if there are none, train the head."""
@@ -296,37 +297,27 @@ class SEMA(Method):
             "expanded": [],
         }
         if is_first:
-            self.adapters.initialise(seeds.generator(task.seed, task.index, "modules"))
-            self.adapters.to(self.runtime.device)
+            self.modules.initialise(seeds.generator(task.seed, task.index, "modules"))
+            self.modules.to(self.runtime.device)
             # The adapters of the other blocks are trained in the first task only.
-            self._train_new(task, self.adapters.expandable, [self.adapters.fixed], report)
+            self._train_new(task, self.modules.expandable, [self.modules.fixed], report)
         else:
             report["surprise"] = self._expand_where_new(task, report)
             if not report["expanded"]:
                 report["losses"] += self._train_functions(task, [], [], " function")
-        report["modules"] = [len(self.adapters.mixture(block)) for block in self.adapters.expandable]
+        report["modules"] = [len(self.modules.mixture(block)) for block in self.modules.expandable]
         return report
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of all classes seen so far, from one forward pass through all modules."""
         with torch.no_grad():
-            logits: Tensor = self.head(self.features(images, self.adapters))
+            logits: Tensor = self.head(self.features(images, self.modules))
             return logits
 
-    def state_dict(self) -> Tensors:
-        """All modules with the losses of their descriptors, and the head."""
-        return {
-            **add_prefix(_MODULES, self.adapters.state_dict()),
-            **add_prefix(_HEAD, self.head.state_dict()),
-        }
-
     def load_state_dict(self, state: Tensors) -> None:
-        """Restore a saved state."""
-        modules = select_prefix(_MODULES, state)
-        if modules:
-            self.adapters.rebuild(modules)
-            self.adapters.to(self.runtime.device)
-        self.head.load_rows(state[_HEAD + "weight"], state[_HEAD + "bias"])
+        """Restore a saved state of any number of modules."""
+        super().load_state_dict(state)
+        self.modules.to(self.runtime.device)
 
     def _grow_head(self, task: Task) -> None:
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
@@ -339,7 +330,7 @@ class SEMA(Method):
         Returns:
             The largest z-score of each block.
         """
-        highest = dict.fromkeys(self.adapters.expandable, 0.0)
+        highest = dict.fromkeys(self.modules.expandable, 0.0)
         expanded: list[int] = report["expanded"]
         is_new, scan = True, 0
         while is_new and len(expanded) < len(highest):
@@ -349,12 +340,12 @@ class SEMA(Method):
                 seeds.generator(task.seed, task.index, f"{name} scan {scan}") for name in ("order", "crops")
             )
             for images, _ in task.train_batches(_DETECTION_BATCH, self.options.crop_scale, order, crops):
-                recorder = MeanTokenRecorder(self.adapters)
+                recorder = MeanTokenRecorder(self.modules)
                 self.features(images, recorder)
                 # A new module does not change the inputs of its block or of earlier ones, so one forward pass is
                 # equivalent to one per block.
                 for block in (block for block in highest if block not in expanded):
-                    z_score = self.adapters.mixture(block).z_score(recorder.means[block])
+                    z_score = self.modules.mixture(block).z_score(recorder.means[block])
                     highest[block] = max(highest[block], z_score)
                     if z_score > self.options.threshold:
                         self._expand(block, task, report)
@@ -364,8 +355,8 @@ class SEMA(Method):
         return {str(block): value for block, value in highest.items()}
 
     def _expand(self, block: int, task: Task, report: dict[str, Any]) -> None:
-        self.adapters.expand(block, seeds.generator(task.seed, task.index, f"module {block}"))
-        self.adapters.to(self.runtime.device)
+        self.modules.expand(block, seeds.generator(task.seed, task.index, f"module {block}"))
+        self.modules.to(self.runtime.device)
         self._train_new(task, [block], [], report)
         report["expanded"].append(block)
 
@@ -384,8 +375,8 @@ class SEMA(Method):
 
         The whole head is optimised, so weight decay also shrinks old rows, as published.
         """
-        newest = [self.adapters.mixture(block)[-1] for block in blocks]
-        recorder = MeanTokenRecorder(self.adapters)
+        newest = [self.modules.mixture(block)[-1] for block in blocks]
+        recorder = MeanTokenRecorder(self.modules)
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             value = masked_cross_entropy(self.head(self.vit(images, recorder)), labels, task.classes)
@@ -395,10 +386,10 @@ class SEMA(Method):
             return value
 
         modules = [*others, *(expert.adapter for expert in newest), *(expert.route for expert in newest), self.head]
-        return self._train_only(modules, loss, task, self.options.recipe(epochs=self.epochs_for(task)), purpose)
+        return self._train_only(modules, loss, task, self.recipe(task), purpose)
 
     def _train_descriptors(self, task: Task, blocks: Sequence[int], purpose: str) -> list[float]:
-        recorder = MeanTokenRecorder(self.adapters)
+        recorder = MeanTokenRecorder(self.modules)
         if self.options.standardise:
             self._standardise(task, blocks)
 
@@ -407,7 +398,7 @@ class SEMA(Method):
                 self.vit.forward_blocks(self.vit.embed(images, recorder), recorder, stop=max(blocks) + 1)
             return recorder.descriptor_losses(blocks).mean(1).sum()
 
-        modules = [self.adapters.mixture(block)[-1].descriptor for block in blocks]
+        modules = [self.modules.mixture(block)[-1].descriptor for block in blocks]
         try:
             return self._train_only(modules, loss, task, self.options.descriptor_recipe(), purpose)
         except OneaError as error:
@@ -420,12 +411,12 @@ class SEMA(Method):
         """Standardise the newest descriptors of these blocks on the mean tokens of the task."""
         means: dict[int, list[Tensor]] = {block: [] for block in blocks}
         for images, _ in task.plain_batches(EVALUATION_BATCH):
-            recorder = MeanTokenRecorder(self.adapters)
+            recorder = MeanTokenRecorder(self.modules)
             self.features(images, recorder)
             for block, tokens in means.items():
                 tokens.append(recorder.means[block])
         for block, tokens in means.items():
-            self.adapters.mixture(block)[-1].descriptor.standardise(torch.cat(tokens))
+            self.modules.mixture(block)[-1].descriptor.standardise(torch.cat(tokens))
 
     def _train_only(
         self, modules: Sequence[nn.Module], loss: Loss, task: Task, recipe: Recipe, purpose: str
