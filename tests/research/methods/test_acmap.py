@@ -21,14 +21,14 @@ def acmap(tiny_run, sizes="3,1,2", **options):
 def watched(method: ACMap, monkeypatch):
     """The adapters that a method trains, as they are before they are merged."""
     trained = []
-    original = method._train
+    original = method.train_with_local_head
 
-    def watch(task):
-        adapters, losses = original(task)
+    def watch(adapters, task):
+        report = original(adapters, task)
         trained.append({name: value.clone() for name, value in adapters.state_dict().items()})
-        return adapters, losses
+        return report
 
-    monkeypatch.setattr(method, "_train", watch)
+    monkeypatch.setattr(method, "train_with_local_head", watch)
     return trained
 
 

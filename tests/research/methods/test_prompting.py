@@ -105,26 +105,25 @@ def test_no_prefix_is_the_plain_network_but_a_prefix_of_zeros_is_not(two_heads):
 
 def test_instance_matching_equals_a_loop_and_the_pull_is_bounded():
     queries, keys = random(7, 16), random(9, 16, seed=1)
-    match = match_keys(queries, keys, 5)
+    indices, selected = match_keys(queries, keys, 5)
     for row, query in enumerate(queries):
         cosines = [float(F.cosine_similarity(query, key, dim=0)) for key in keys]
         best = sorted(range(9), key=lambda k: -cosines[k])[:5]
-        assert match.indices[row].tolist() == best
-        assert match.cosines[row].tolist() == pytest.approx([cosines[k] for k in best], abs=1e-6)
-    assert float(match.pull()) == pytest.approx(float(match.cosines.sum()) / 7)
+        assert indices[row].tolist() == best
+        assert selected[row].tolist() == pytest.approx([cosines[k] for k in best], abs=1e-6)
     for sign in (1, -1):
-        same = match_keys(queries[:1], sign * queries[:1].expand(5, -1), 5)
-        assert float(same.pull()) == pytest.approx(sign * 5, abs=1e-5)
+        _, same = match_keys(queries[:1], sign * queries[:1].expand(5, -1), 5)
+        assert float(same.sum()) == pytest.approx(sign * 5, abs=1e-5)
 
 
 def test_batch_matching_counts_votes_and_depends_on_the_neighbours():
     keys = torch.eye(4)
     queries = torch.tensor([[3.0, 2, 0, 0], [0, 2, 3, 0], [0, 3, 2, 0], [0.1, 0, 0, 3]])
     # votes with two each: 0, 1 | 2, 1 | 1, 2 | 3, 0: key 1 has three, keys 0 and 2 two each, and 0 comes first
-    match = match_keys(queries, keys, 2, "batch")
-    assert match.indices.tolist() == [[1, 0]] * 4
-    torch.testing.assert_close(match.cosines, F.normalize(queries, dim=1)[:, [1, 0]])
-    assert match_keys(queries[3:], keys, 2, "batch").indices.tolist() == [[0, 3]], "alone, the last one gets its own"
+    indices, cosines = match_keys(queries, keys, 2, "batch")
+    assert indices.tolist() == [[1, 0]] * 4
+    torch.testing.assert_close(cosines, F.normalize(queries, dim=1)[:, [1, 0]])
+    assert match_keys(queries[3:], keys, 2, "batch")[0].tolist() == [[0, 3]], "alone, the last one gets its own"
 
 
 def test_growing_rows_settle_out_of_reach_of_gradients_and_weight_decay():
@@ -389,7 +388,7 @@ def test_l2p_prompts_that_no_image_chose_do_not_move(tiny_run):
     plain = method.prompts_for_training
 
     def spy(queries):
-        chosen.update(method._match(queries).indices.flatten().tolist())
+        chosen.update(method._match(queries)[0].flatten().tolist())
         return plain(queries)
 
     method.prompts_for_training = spy
@@ -510,7 +509,7 @@ def test_the_switches_of_dualprompt_change_the_result(tiny_run):
     batch = prepared(with_options(tiny_run, prompt_selection="batch"), "dualprompt")
     batch.method.load_state_dict(clone(plain.state_dict()))
     whole = batch.method.scores(images)
-    votes = match_keys(plain.features(images), plain.prompts.keys(), 1).indices[:, 0]
+    votes = match_keys(plain.features(images), plain.prompts.keys(), 1)[0][:, 0]
     same = votes == votes.mode().values
     torch.testing.assert_close(whole[same], plain.scores(images)[same], rtol=1e-4, atol=1e-5)
 

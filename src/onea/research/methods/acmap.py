@@ -16,7 +16,7 @@ from onea.learner.tasks import Task
 from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes
 from onea.research.methods.contract import Method
-from onea.research.methods.per_task import PUBLISHED
+from onea.research.methods.ease import PUBLISHED
 from onea.schema import Count
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters

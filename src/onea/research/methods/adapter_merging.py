@@ -200,15 +200,11 @@ class RunningMeanSharedStart(RunningMeanOfAdapters):
 
 
 @dataclass(frozen=True)
-class FirstTaskOptions(MergingOptions):
-    """Options of an adapter of the first task."""
+class FirstTaskOptions(RunningMeanOptions):
+    """Options of an adapter of the first task. With a single adapter, the operator is not used."""
 
     single_class: Literal["train", "skip"] = "skip"
     min_share: ZeroToOne = 1.0
-
-    def operator(self) -> RunningMean:
-        """Unused, because there is only one adapter."""
-        return RunningMean()
 
 
 class FirstTask(AdapterMerging):

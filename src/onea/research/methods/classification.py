@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of methods with one feature extractor, on whose features any classifier can be fitted."""
+"""Methods with one feature extractor, on whose features any classifier can be fitted.
+
+SimpleCIL, SLDA and RanPAC fit one to the frozen pretrained network, without any training.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,14 @@ from onea.data.transforms import VIEW_AREA
 from onea.errors import OneaError
 from onea.learner.fixed_views import FixedViews
 from onea.learner.options import ClassifierOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.learner.update import add_images
 from onea.options import parse_pairs
 from onea.research.methods.contract import Method
-from onea.runtime import Runtime
 from onea.schema import Count
 from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
-from onea.vit.frozen import FrozenViT
-from onea.vit.hooks import BlockHooks
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 _COMPARED = "statistics."
 
@@ -64,13 +65,13 @@ class FeatureClassification(Method):
 
     options: Any
 
-    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
-        super().__init__(vit, options, runtime, plan)
-        self.classifiers: dict[str, Classifier] = options.classifiers()
+    def setup(self) -> None:
+        """Create the classifiers, and statistics without classes."""
+        self.classifiers: dict[str, Classifier] = self.options.classifiers()
         self.statistics: dict[Hashable, Statistics] = {}
         self._kinds: dict[str, Hashable] = {}  # kind of statistics of each classifier
         for name, classifier in self.classifiers.items():
-            required = classifier.statistics(vit.width)
+            required = classifier.statistics(self.vit.width)
             self._kinds[name] = required.kind
             shared = self.statistics.get(required.kind)
             if shared is None or shared.detail < required.detail:
@@ -186,3 +187,54 @@ def _view_of(task: Task, batch: Tensor, view: int) -> Tensor:
         return task.images.test_views(rows)
     crops = seeds.generator(task.seed, task.index, f"view {view}/{int(batch[0])}")
     return next(iter(task.images.train_batches(rows, len(rows), VIEW_AREA, crops)))
+
+
+class SimpleCIL(FeatureClassification):
+    """Nearest class mean, by cosine, in the pretrained feature space."""
+
+    title = "SimpleCIL"
+    paper = "https://arxiv.org/abs/2303.07338"
+    trains = "nothing"
+    stores = "a prototype per class"
+    trains_network = False
+    Options = ClassifierOptions
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Add the task's images to the statistics."""
+        self.update_statistics(task)
+        return {}
+
+    def hooks(self) -> BlockHooks:
+        """None: the pretrained network."""
+        return NO_HOOKS
+
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
+        """The pretrained network."""
+        return {"plain": NO_HOOKS}
+
+
+@dataclass(frozen=True)
+class SLDAOptions(ClassifierOptions):
+    """Options of streaming LDA."""
+
+    classifier: str = "slda"
+
+
+class SLDA(SimpleCIL):
+    """Streaming linear discriminant analysis in the pretrained feature space."""
+
+    title = "SLDA"
+    paper = "https://arxiv.org/abs/1909.01520"
+    stores = "a mean per class, one matrix"
+    in_paper = False
+    Options = SLDAOptions
+
+
+class RanPACFrozen(SimpleCIL):
+    """Ridge regression on random features of the pretrained network."""
+
+    title = "RanPAC (frozen)"
+    paper = "https://arxiv.org/abs/2307.02251"
+    stores = "two matrices of random features: 200 MB for 5,000"
+    in_paper = False
+    Options = RandomFeatureOptions

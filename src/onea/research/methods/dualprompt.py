@@ -114,8 +114,8 @@ class DualPrompt(PromptMethod):
         """The expert prompt with the nearest key."""
         if not len(self.prompts.keys):  # all tasks so far were skipped
             return self._hooks(None)
-        match = match_keys(queries, self.prompts.keys(), 1, self.options.prompt_selection)
-        return self._hooks(self.prompts.experts()[match.indices[:, 0]])
+        indices, _ = match_keys(queries, self.prompts.keys(), 1, self.options.prompt_selection)
+        return self._hooks(self.prompts.experts()[indices[:, 0]])
 
     def _hooks(self, experts: Tensor | None) -> PrefixPrompts:
         """Prefixes of a batch, given its expert prompts ``[B, blocks, key or value, length, width]``."""

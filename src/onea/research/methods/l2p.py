@@ -15,7 +15,6 @@ from onea.learner.tasks import Task
 from onea.research.methods.presets import published
 from onea.research.methods.prompting import (
     InputPrompts,
-    Match,
     PromptMethod,
     PromptOptions,
     Selection,
@@ -93,15 +92,15 @@ class L2P(PromptMethod):
 
     def prompts_for_training(self, queries: Tensor) -> tuple[InputPrompts, Tensor]:
         """The selected prompts, and minus the weighted cosines of the selected keys, which only this loss trains."""
-        match = self._match(queries)
-        return self._hooks(match), -self.options.pull * match.pull()
+        indices, cosines = self._match(queries)
+        return self._hooks(indices), -self.options.pull * cosines.sum(1).mean()
 
     def prompts_for(self, queries: Tensor) -> InputPrompts:
         """The selected prompts, as in training."""
-        return self._hooks(self._match(queries))
+        return self._hooks(self._match(queries)[0])
 
-    def _match(self, queries: Tensor) -> Match:
+    def _match(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         return match_keys(queries, self.prompts.keys, self.options.top_k, self.options.prompt_selection)
 
-    def _hooks(self, match: Match) -> InputPrompts:
-        return InputPrompts(self.vit, self.prompts.prompts[match.indices].flatten(1, 2))
+    def _hooks(self, indices: Tensor) -> InputPrompts:
+        return InputPrompts(self.vit, self.prompts.prompts[indices].flatten(1, 2))

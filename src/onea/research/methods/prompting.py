@@ -112,42 +112,23 @@ class GrowingParameter(nn.Module):
         return torch.cat([self.old, self.new])
 
 
-@dataclass(frozen=True)
-class Match:
-    """The keys selected for each query of a batch.
-
-    Attributes:
-        indices: of the selected keys, ``int64 [B, count]``.
-        cosines: similarity of each query to its selected keys, ``[B, count]``.
-    """
-
-    indices: Tensor
-    cosines: Tensor
-
-    def pull(self) -> Tensor:
-        """Similarity of queries and keys: the sum over the selected keys, averaged over the batch."""
-        return self.cosines.sum(1).mean()
-
-
-def match_keys(queries: Tensor, keys: Tensor, count: int, selection: Selection = "instance") -> Match:
-    """Select the ``count`` keys of largest cosine for each query.
+def match_keys(queries: Tensor, keys: Tensor, count: int, selection: Selection = "instance") -> tuple[Tensor, Tensor]:
+    """The indices ``[B, count]`` of the keys of largest cosine for each query, and these cosines.
 
     With ``batch`` the whole batch uses the keys that most of its queries selected (of ties, the first ones). The
     prediction for an image then depends on the other images of the batch.
 
     >>> keys = torch.eye(3)
     >>> queries = torch.tensor([[3.0, 1.0, 0.0], [2.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
-    >>> match_keys(queries, keys, 1).indices.T
-    tensor([[0, 0, 2]])
-    >>> match_keys(queries, keys, 1, "batch").indices.T
-    tensor([[0, 0, 0]])
+    >>> match_keys(queries, keys, 1)[0].T, match_keys(queries, keys, 1, "batch")[0].T
+    (tensor([[0, 0, 2]]), tensor([[0, 0, 0]]))
     """
     cosines = cosine_scores(queries, keys)
     indices = cosines.topk(count, dim=1).indices
     if selection == "batch":
         votes = torch.bincount(indices.flatten(), minlength=len(keys))
         indices = votes.argsort(descending=True, stable=True)[:count].expand(len(queries), -1)
-    return Match(indices, cosines.gather(1, indices))
+    return indices, cosines.gather(1, indices)
 
 
 @dataclass(frozen=True)
