@@ -20,7 +20,7 @@ from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
 from onea.research.methods import METHODS, method_class
 from onea.research.runs.config import make_config, read_yaml
-from onea.research.streams import MOST_CLASSES, parse_sizes
+from onea.research.streams import MAX_CLASSES, parse_sizes
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 
@@ -262,8 +262,8 @@ def test_a_config_file_without_an_end():
 
 def test_sizes_are_read_or_refused_at_once():
     assert parse_sizes("3,1,2") == (3, 1, 2)
-    assert sum(parse_sizes(",".join(["1000"] * 1000))) == MOST_CLASSES
-    for text in (str(MOST_CLASSES + 1), "9" * 25, "1," + "9" * 4000, "9" * 5000, "-" + "9" * 25):
+    assert sum(parse_sizes(",".join(["1000"] * 1000))) == MAX_CLASSES
+    for text in (str(MAX_CLASSES + 1), "9" * 25, "1," + "9" * 4000, "9" * 5000, "-" + "9" * 25):
         with pytest.raises(OneaError):
             parse_sizes(text)
 

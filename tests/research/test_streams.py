@@ -122,10 +122,11 @@ def test_the_long_tail_falls_from_n_max_to_its_share_but_never_below_two(n_max: 
 
 
 @given(counts(), gammas, seeds, st.sampled_from([None, 0.1, 1.0]), st.sampled_from(["shuffled", "descending", None]))
-def test_a_stream_survives_json(request_: tuple[int, int], gamma: float, seed: int, mu: float | None, order) -> None:
+def test_streams_convert_to_json(request_: tuple[int, int], gamma: float, seed: int, mu: float | None, order) -> None:
     classes, tasks = request_
     made = make_stream(classes=classes, tasks=tasks, gamma=gamma, seed=seed, order=order, long_tail=mu, n_max=100)
-    assert Stream.from_json(json.loads(json.dumps(made.to_json()))) == made
+    fields = {name: values and tuple(values) for name, values in json.loads(json.dumps(made.to_json())).items()}
+    assert Stream(**(fields | {"names": ()})) == made
     assert sorted(made.class_order) == list(range(classes))
 
 
@@ -139,7 +140,6 @@ def test_tasks_partition_the_positions(request_: tuple[int, int], seed: int) -> 
     for task in range(tasks):
         assert made.range_of(task) == range(made.offsets[task], made.offsets[task + 1])
     assert [p for task in range(tasks) for p in made.range_of(task)] == list(range(classes))
-    assert all(position in made.range_of(made.task_of(position)) for position in range(classes))
 
 
 # ---- kinds --------------------------------------------------------------------------------------------------------
@@ -233,7 +233,6 @@ def test_sizes_written_by_hand() -> None:
         (lambda: Stream((0, 1), (1, 1), ("a",)), "1 task names for 2 tasks"),
         (lambda: Stream((0, 1), (2,), (), (5,)), "1 sample counts for 2 classes"),
         (lambda: Stream((0, 1), (2,), (), (5, 0)), "0 images"),
-        (lambda: Stream.from_json({"sizes": [1]}), "lacks class_order"),
     ],
 )
 def test_mistakes_get_one_sentence(call, says: str) -> None:
@@ -242,8 +241,8 @@ def test_mistakes_get_one_sentence(call, says: str) -> None:
     assert re.fullmatch(r"[^\n]+; [^\n]+[.?]", str(caught.value)), "why; the fix"
 
 
-def test_positions_and_tasks_outside_the_stream() -> None:
+def test_tasks_outside_the_stream() -> None:
     made = Stream((0, 1), (2,))
-    for call in (lambda: made.task_of(2), lambda: made.task_of(-1), lambda: made.range_of(1)):
+    for task in (-1, 1):
         with pytest.raises(IndexError, match="outside"):
-            call()
+            made.range_of(task)

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of tasks: the order of the classes, the sizes of the tasks and their order, images per class.
 
-Everything here is a pure function of its arguments; a seed always means a freshly seeded
-``numpy.random.RandomState`` (the legacy generator), because published class and task orders were drawn with it.
+All functions are pure. A seed is that of a new ``numpy.random.RandomState``, the legacy generator, which produced the
+published orders of classes and tasks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -23,23 +22,23 @@ if TYPE_CHECKING:  # only the type: a stream is made without loading the data pa
 
 Kind = Literal["step", "balanced", "sizes", "natural"]
 Order = Literal["shuffled", "descending", "given"]
-MOST_CLASSES = 1_000_000  # more than any dataset has, and few enough to be listed
-FEWEST_SAMPLES = 2  # a long tail never leaves a class with fewer images than this
+MAX_CLASSES = 1_000_000  # more than any dataset has, and few enough to be listed
+_MIN_SAMPLES = 2  # training images of the rarest class of a long tail
 
 
 @dataclass(frozen=True)
 class Stream:
-    """All tasks in order. Positions count classes as they arrive; ids are the dataset's own labels.
+    """All tasks in order. The position of a class is its rank by arrival; its id is its label in the dataset.
 
     >>> stream = Stream(class_order=(2, 0, 1), sizes=(2, 1))
     >>> stream.tasks, stream.classes, stream.range_of(0)
     (2, 3, range(0, 2))
 
     Attributes:
-        class_order: position -> original class id, a permutation of ``0..classes-1``.
-        sizes: how many classes each task brings.
+        class_order: id of the class at each position, a permutation of ``0..classes-1``.
+        sizes: number of classes of each task.
         names: one name per task, or empty.
-        samples: the most training images a class may use, by position, when the stream is long-tailed.
+        samples: maximum number of training images of each class, by position, if the stream is long-tailed.
     """
 
     class_order: tuple[int, ...]
@@ -56,14 +55,11 @@ class Stream:
         check_sizes(self.sizes, self.classes)
         if self.names and len(self.names) != self.tasks:
             raise OneaError(f"{len(self.names)} task names for {self.tasks} tasks; give one name per task, or none.")
-        if self.samples is not None:
-            self._check_samples(self.samples)
-
-    def _check_samples(self, samples: tuple[int, ...]) -> None:
-        if len(samples) != self.classes:
-            raise OneaError(f"{len(samples)} sample counts for {self.classes} classes; give one per class, or none.")
-        if min(samples) < 1:
-            raise OneaError(f"A class cannot learn from {min(samples)} images; give every class at least one.")
+        counts = self.samples
+        if counts is not None and len(counts) != self.classes:
+            raise OneaError(f"{len(counts)} sample counts for {self.classes} classes; give one per class, or none.")
+        if counts is not None and min(counts) < 1:
+            raise OneaError(f"A class cannot learn from {min(counts)} images; give every class at least one.")
 
     @property
     def classes(self) -> int:
@@ -84,67 +80,37 @@ class Stream:
         """
         return tuple(accumulate(self.sizes, initial=0))
 
-    def task_of(self, position: int) -> int:
-        """The task (from 0) that brings the class at this position.
-
-        >>> [Stream((2, 0, 1), (2, 1)).task_of(p) for p in range(3)]
-        [0, 0, 1]
-        """
-        if not 0 <= position < self.classes:
-            raise IndexError(f"position {position} is outside 0..{self.classes - 1}")
-        return bisect_right(self.offsets, position) - 1
-
     def range_of(self, task: int) -> range:
-        """The positions that a task (from 0) brings.
+        """The positions of the classes of a task, counted from 0.
 
         >>> Stream((2, 0, 1), (2, 1)).range_of(1)
         range(2, 3)
         """
         if not 0 <= task < self.tasks:
             raise IndexError(f"task {task} is outside 0..{self.tasks - 1}")
-        start = sum(self.sizes[:task])
-        return range(start, start + self.sizes[task])
+        return range(*self.offsets[task : task + 2])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers that ``json.dumps`` takes; ``from_json`` turns them back.
+        """Plain lists, for ``json.dumps``.
 
         >>> Stream((1, 0), (1, 1)).to_json()
         {'class_order': [1, 0], 'sizes': [1, 1], 'names': [], 'samples': None}
         """
-        return {
-            "class_order": list(self.class_order),
-            "sizes": list(self.sizes),
-            "names": list(self.names),
-            "samples": None if self.samples is None else list(self.samples),
-        }
-
-    @classmethod
-    def from_json(cls, block: Mapping[str, Any]) -> Stream:
-        """The stream that ``to_json`` described; what is unknown is ignored, so that newer files still load."""
-        missing = [key for key in ("class_order", "sizes") if key not in block]
-        if missing:
-            raise OneaError(f"A stream's description lacks {' and '.join(missing)}; write it again with to_json().")
-        samples = block.get("samples")
-        return cls(
-            class_order=tuple(int(c) for c in block["class_order"]),
-            sizes=tuple(int(n) for n in block["sizes"]),
-            names=tuple(str(name) for name in block.get("names") or ()),
-            samples=None if samples is None else tuple(int(n) for n in samples),
-        )
+        return {name: None if values is None else list(values) for name, values in vars(self).items()}
 
 
 def class_order(classes: int, seed: int) -> tuple[int, ...]:
-    """A seeded permutation of the classes: position -> original class id.
+    """A random permutation of the class ids, by position.
 
     >>> class_order(5, seed=1)
     (2, 1, 4, 0, 3)
     """
-    at_least_one("classes", classes)
+    _check_positive("classes", classes)
     return tuple(_generator(seed).permutation(classes).tolist())
 
 
 def arrange(sizes: Sequence[int], order: Order, seed: int) -> tuple[int, ...]:
-    """The sizes in the order in which the tasks arrive.
+    """Task sizes in the order in which the tasks arrive.
 
     >>> arrange((36, 23, 14, 9, 6, 4, 3, 2, 2, 1), "shuffled", seed=1)
     (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
@@ -157,9 +123,9 @@ def arrange(sizes: Sequence[int], order: Order, seed: int) -> tuple[int, ...]:
 def natural(
     groups: Sequence[Group], classes: int, order: Order, seed: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-    """Class order, sizes and task names of a stream whose tasks are the data's own groups.
+    """Class order, sizes and task names of a stream whose tasks are the groups of a dataset.
 
-    Groups move as a whole; inside a group the classes keep the order they have in the seeded permutation.
+    Within a group, classes are in the order of the random permutation of all classes.
     """
     _check_groups(groups, classes)
     rank = {c: position for position, c in enumerate(class_order(classes, seed))}
@@ -181,41 +147,41 @@ def make_stream(
     long_tail: float | None = None,
     n_max: int | None = None,
 ) -> Stream:
-    """Any stream from one description.
+    """A stream of any kind.
 
     Args:
-        classes: how many classes there are.
-        tasks: how many tasks; needed for ``step`` and ``balanced``, otherwise it follows from the sizes or groups.
-        kind: where the sizes come from.
-        gamma: for ``step``, the smallest task's weight relative to the largest.
-        sizes: for ``sizes``, the sizes themselves.
-        order: how the tasks arrive; None means shuffled for ``step`` and as given otherwise.
-        seed: of the class order and of the shuffle, each drawn afresh.
-        groups: for ``natural``, the groups; ignored otherwise, so that a dataset's can always be passed.
-        long_tail: mu, to make the images per class long-tailed as well.
-        n_max: images of the commonest class; needed with ``long_tail``.
+        classes: number of classes.
+        tasks: number of tasks; required for ``step`` and ``balanced``, otherwise that of the sizes or groups.
+        kind: ``step`` (sizes decay exponentially), ``balanced``, ``sizes`` (given) or ``natural`` (groups of the data).
+        gamma: for ``step``, the weight of the smallest task relative to the largest.
+        sizes: for ``sizes``, the sizes.
+        order: order of the tasks; None is shuffled for ``step`` and as given for other kinds.
+        seed: of the class order, and of the shuffling of tasks.
+        groups: for ``natural``, the groups; ignored for other kinds.
+        long_tail: mu, the number of images of the rarest class relative to the commonest, if they are long-tailed.
+        n_max: number of images of the commonest class; required with ``long_tail``.
 
     >>> make_stream(classes=100, tasks=10).sizes
     (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
     """
-    _known("kind", kind, get_args(Kind))
+    _check_choice("kind", kind, get_args(Kind))
     if sizes and kind != "sizes":
         raise OneaError(f"Task sizes were given to a stream of kind '{kind}'; drop them or choose the kind 'sizes'.")
     order = order or ("shuffled" if kind == "step" else "given")
     samples = _samples(long_tail, n_max, classes)
     if kind == "natural":
-        ids, ordered, names = natural(groups, classes, order, seed)
-        _same_tasks(tasks, len(ordered), "natural groups")
-        return Stream(ids, ordered, names, samples)
-    given = _sizes(kind, classes, tasks, gamma, sizes or ())
-    return Stream(class_order(classes, seed), arrange(given, order, seed), (), samples)
+        ids, group_sizes, names = natural(groups, classes, order, seed)
+        _check_tasks(tasks, len(group_sizes), "natural groups")
+        return Stream(ids, group_sizes, names, samples)
+    sizes = _sizes(kind, classes, tasks, gamma, sizes or ())
+    return Stream(class_order(classes, seed), arrange(sizes, order, seed), (), samples)
 
 
-def _sizes(kind: Kind, classes: int, tasks: int | None, gamma: float, sizes: Sequence[int]) -> tuple[int, ...]:
+def _sizes(kind: Kind, classes: int, tasks: int | None, gamma: float, sizes: Sequence[int]) -> Sequence[int]:
     if kind == "sizes":
         check_sizes(sizes, classes)
-        _same_tasks(tasks, len(sizes), "task sizes")
-        return tuple(sizes)
+        _check_tasks(tasks, len(sizes), "task sizes")
+        return sizes
     if tasks is None:
         raise OneaError(f"A stream of kind '{kind}' needs to know how many tasks to make; give a number of tasks.")
     return balanced(classes, tasks) if kind == "balanced" else step_imbalanced(classes, tasks, gamma)
@@ -230,44 +196,44 @@ def _samples(mu: float | None, n_max: int | None, classes: int) -> tuple[int, ..
 
 
 def _task_order(sizes: Sequence[int], order: Order, seed: int) -> list[int]:
-    """Indices into ``sizes`` in the order of the tasks; shuffling indices moves them just as it would the sizes."""
-    _known("order", order, get_args(Order))
-    ordered = list(range(len(sizes)))
+    """Indices into ``sizes``, in the order of the tasks."""
+    _check_choice("order", order, get_args(Order))
+    indices = list(range(len(sizes)))
     if order == "shuffled":
-        _generator(seed).shuffle(ordered)
+        _generator(seed).shuffle(indices)
     elif order == "descending":
-        ordered.sort(key=lambda i: -sizes[i])  # stable: equal sizes stay as they were
-    return ordered
+        indices.sort(key=lambda i: -sizes[i])  # stable: equal sizes keep their order
+    return indices
 
 
 def _check_groups(groups: Sequence[Group], classes: int) -> None:
     if not groups:
         raise OneaError("This data has no natural groups; choose the kind 'step', 'balanced' or 'sizes' instead.")
-    empty = [g.name for g in groups if not g.classes]
-    if empty:
-        raise OneaError(f"The group '{empty[0]}' has no classes; drop it or give it some.")
-    owners = Counter(c for g in groups for c in g.classes)
-    twice = [c for c, n in owners.items() if n > 1]
-    if twice:
-        names = " and ".join(f"'{g.name}'" for g in groups if twice[0] in g.classes)
-        raise OneaError(f"Class {twice[0]} is listed more than once, in {names}; leave it in one group, once.")
-    unknown = sorted(c for c in owners if not 0 <= c < classes)
+    for group in groups:
+        if not group.classes:
+            raise OneaError(f"The group '{group.name}' has no classes; drop it or give it some.")
+    counts = Counter(c for group in groups for c in group.classes)
+    for c, count in counts.items():
+        if count > 1:
+            names = " and ".join(f"'{group.name}'" for group in groups if c in group.classes)
+            raise OneaError(f"Class {c} is listed more than once, in {names}; leave it in one group, once.")
+    unknown = sorted(c for c in counts if not 0 <= c < classes)
     if unknown:
         raise OneaError(f"The groups name class {unknown[0]}, but classes run from 0 to {classes - 1}; correct it.")
-    orphans = [c for c in range(classes) if c not in owners]
-    if orphans:
-        more = f" and {len(orphans) - 1} more" if len(orphans) > 1 else ""
-        raise OneaError(f"Class {orphans[0]}{more} is in no group; put every class into one.")
+    missing = [c for c in range(classes) if c not in counts]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise OneaError(f"Class {missing[0]}{more} is in no group; put every class into one.")
 
 
-def _same_tasks(asked: int | None, found: int, source: str) -> None:
-    if asked is not None and asked != found:
-        raise OneaError(f"{asked} tasks were asked for but there are {found} {source}; drop the number of tasks.")
+def _check_tasks(tasks: int | None, actual: int, source: str) -> None:
+    if tasks is not None and tasks != actual:
+        raise OneaError(f"{tasks} tasks were asked for but there are {actual} {source}; drop the number of tasks.")
 
 
-def _known(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise OneaError(f"There is no {what} '{value}'; {did_you_mean(value, known)}")
+def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise OneaError(f"There is no {what} '{value}'; {did_you_mean(value, choices)}")
 
 
 def _generator(seed: int) -> np.random.RandomState:
@@ -277,10 +243,10 @@ def _generator(seed: int) -> np.random.RandomState:
 
 
 def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
-    """Task sizes that decay exponentially from head to tail, largest first.
+    """Task sizes that decay exponentially, largest first.
 
-    Task k weighs ``gamma ** (k / (tasks - 1))``. Every task first gets one class, so that none is empty; the others are
-    shared by weight.
+    Every task has one class, so that none is empty; the others are divided in proportion to the weights
+    ``gamma ** (k / (tasks - 1))`` of tasks k.
 
     >>> step_imbalanced(100, 10, 0.01)
     (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
@@ -294,25 +260,33 @@ def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
             "choose a number above 0 and up to 1 (1 is balanced, 0.01 is the paper's)."
         )
     weights = np.power(float(gamma), np.arange(tasks) / max(tasks - 1, 1))
-    shared = np.round(weights / weights.sum() * (classes - tasks)).astype(int)
-    sizes = _settle([1 + int(n) for n in shared], classes)
-    # Taking a class from one of several equal head tasks would leave it behind the others.
+    rounded = np.round(weights / weights.sum() * (classes - tasks)).astype(int)
+    sizes = [1 + int(size) for size in rounded]
+    # Correct the sum after rounding, one class at a time, from the largest task on.
+    missing = classes - sum(sizes)
+    for task in cycle(range(tasks)):
+        if not missing:
+            break
+        if missing > 0 or sizes[task] > 1:
+            step = 1 if missing > 0 else -1
+            sizes[task] += step
+            missing -= step
     return tuple(sorted(sizes, reverse=True))
 
 
 def balanced(classes: int, tasks: int) -> tuple[int, ...]:
-    """Task sizes as equal as they can be; the first tasks take the remainder.
+    """Equal task sizes; if ``tasks`` does not divide ``classes``, the first tasks have one class more.
 
     >>> balanced(10, 3)
     (4, 3, 3)
     """
     _check_counts(classes, tasks)
-    each, left = divmod(classes, tasks)
-    return (each + 1,) * left + (each,) * (tasks - left)
+    size, larger = divmod(classes, tasks)
+    return (size + 1,) * larger + (size,) * (tasks - larger)
 
 
 def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
-    """Task sizes written by hand, checked against the number of classes where that is known.
+    """Task sizes from text, checked against the number of classes if it is known.
 
     >>> parse_sizes("36,1,14")
     (36, 1, 14)
@@ -329,13 +303,13 @@ def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
 
 
 def check_sizes(sizes: Sequence[int], classes: int) -> None:
-    """Complain unless every task has a class and together they have them all."""
+    """Refuse sizes of which one is not positive, or whose sum is not the number of classes."""
     if not sizes:
         raise OneaError("A stream needs at least one task; give at least one task size.")
     if min(sizes) < 1:
         raise OneaError(f"A task cannot have {truncate(min(sizes))} classes; give every task at least one.")
-    if sum(sizes) > MOST_CLASSES:
-        raise OneaError(f"The task sizes add up to more than {MOST_CLASSES:,} classes; give smaller ones.")
+    if sum(sizes) > MAX_CLASSES:
+        raise OneaError(f"The task sizes add up to more than {MAX_CLASSES:,} classes; give smaller ones.")
     if sum(sizes) != classes:
         raise OneaError(
             f"The task sizes add up to {sum(sizes)} but there are {classes} classes; "
@@ -344,40 +318,27 @@ def check_sizes(sizes: Sequence[int], classes: int) -> None:
 
 
 def long_tailed(n_max: int, classes: int, mu: float = 0.1) -> tuple[int, ...]:
-    """Training images per class, by position: ``n_max`` for the first, decaying to ``n_max * mu`` for the last.
+    """Training images of each class, by position: they decay exponentially from ``n_max`` to ``n_max * mu``.
 
     >>> long_tailed(500, 5, mu=0.1)
     (500, 281, 158, 89, 50)
     """
-    at_least_one("n_max", n_max)
-    at_least_one("classes", classes)
+    _check_positive("n_max", n_max)
+    _check_positive("classes", classes)
     if not 0 < mu <= 1:
         raise OneaError(
             f"mu is the rarest class's share of the commonest one's images and cannot be {mu:g}; "
             "choose a number above 0 and up to 1."
         )
     last = max(classes - 1, 1)
-    return tuple(max(FEWEST_SAMPLES, round(n_max * mu ** (c / last))) for c in range(classes))
-
-
-def _settle(sizes: list[int], classes: int) -> list[int]:
-    """Share out what rounding left over or took too much, one class at a time, cycling from the largest task."""
-    left = classes - sum(sizes)
-    task = 0
-    while left:
-        if left > 0 or sizes[task] > 1:
-            step = 1 if left > 0 else -1
-            sizes[task] += step
-            left -= step
-        task = (task + 1) % len(sizes)
-    return sizes
+    return tuple(max(_MIN_SAMPLES, round(n_max * mu ** (c / last))) for c in range(classes))
 
 
 def _check_counts(classes: int, tasks: int) -> None:
-    at_least_one("classes", classes)
-    at_least_one("tasks", tasks)
-    if classes > MOST_CLASSES:
-        raise OneaError(f"{truncate(classes)} classes are too many; give at most {MOST_CLASSES:,}.")
+    _check_positive("classes", classes)
+    _check_positive("tasks", tasks)
+    if classes > MAX_CLASSES:
+        raise OneaError(f"{truncate(classes)} classes are too many; give at most {MAX_CLASSES:,}.")
     if tasks > classes:
         raise OneaError(
             f"{classes} classes cannot fill {truncate(tasks)} tasks, as each task needs at least one; "
@@ -385,7 +346,6 @@ def _check_counts(classes: int, tasks: int) -> None:
         )
 
 
-def at_least_one(name: str, value: int) -> None:
-    """Complain about a number that must be positive."""
+def _check_positive(name: str, value: int) -> None:
     if value < 1:
         raise OneaError(f"{name} must be at least 1, not {truncate(value)}; give a positive whole number.")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from support.methods import learn_all, passes, prepared, shown_images
-from torch import nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
@@ -34,7 +33,7 @@ def draw(*sizes: int, width: int = 5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["ease", "per-task"])
-def test_old_adapters_are_frozen_registered_and_never_change(name, tiny_run):
+def test_old_adapters_are_frozen_and_never_change(name, tiny_run):
     ready = prepared(tiny_run, name)
     method = ready.method
     kept = {}
@@ -45,9 +44,8 @@ def test_old_adapters_are_frozen_registered_and_never_change(name, tiny_run):
         assert all(torch.equal(state[key], value) for key, value in kept.items())
         assert {key.split(".")[1] for key in state} == {str(task) for task in range(index + 1)}
         kept = state
-    adapters = nn.ModuleList(method.adapters)
-    assert not any(module.training for module in adapters.modules())
-    assert not any(value.requires_grad for value in adapters.parameters())
+    assert not any(module.training for adapters in method.adapters for module in adapters.modules())
+    assert not any(value.requires_grad for adapters in method.adapters for value in adapters.parameters())
     assert method.ranges == [range(3), range(3, 4), range(4, 6)]
     assert passes(method, shown_images(ready)) == method.forward_passes(method.options, 3) == 3
 

@@ -153,9 +153,9 @@ def test_the_last_quarter_of_the_blocks_can_expand_and_at_least_one(tmp_path, ti
     write_tiny_vit(tmp_path / "deep.safetensors", depth=12)
     runtime = make_runtime("cpu", "fp32", 1)
     deep, shallow = load_backbone(str(tmp_path / "deep.safetensors")), load_backbone(tiny_vit)
-    assert SEMA(deep, SEMAOptions(), runtime).adapters.expandable == range(9, 12)
-    assert SEMA(shallow, SEMAOptions(), runtime).adapters.expandable == range(1, 2)
-    assert SEMA(shallow, SEMAOptions(expandable=1.0), runtime).adapters.expandable == range(2)
+    assert SEMA(deep, SEMAOptions(), runtime).modules.expandable == range(9, 12)
+    assert SEMA(shallow, SEMAOptions(), runtime).modules.expandable == range(1, 2)
+    assert SEMA(shallow, SEMAOptions(expandable=1.0), runtime).modules.expandable == range(2)
 
 
 def test_the_size_of_a_published_module():
