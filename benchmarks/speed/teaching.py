@@ -91,8 +91,8 @@ def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
     engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
     frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))
     training = engine.for_training(None)
-    engine.features(batch.pixels[:WARM_UP], NO_HOOKS, by=training)
-    as_trained, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS, by=training))
+    engine.features(batch.pixels[:WARM_UP], NO_HOOKS, network=training)
+    as_trained, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS, network=training))
     learn, model = seconds(lambda: blank.learn(photos))
     update = model.history[-1]
     values = (

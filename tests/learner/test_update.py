@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update: models and research runs learn by the same function, and get the same result from the same draws."""
+"""One update: models and research runs learn by the same function, and get the same result from the same seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onea.learner.held_out import hold_out
 from onea.learner.tasks import Task
 from onea.model.learning import update as learning
 from onea.model.learning.images import read_labelled
-from onea.model.parameters import options_of
+from onea.model.parameters import merging_options
 from onea.research.methods import adapter_merging
 from onea.research.methods.one_a import OneAPlus
 
@@ -25,11 +25,14 @@ from onea.research.methods.one_a import OneAPlus
 def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, tiny_images, monkeypatch):
     """Two updates that train: same images, same held-out images, same seeds."""
     model = tiny_model(tiny_vit, preset="thorough", views=1, epochs=2, follow_drift=carry)
-    draws = []
-    watched = learning.UpdateImages.of.__func__
-    monkeypatch.setattr(
-        learning.UpdateImages, "of", classmethod(lambda cls, *given: draws.append(watched(cls, *given)) or draws[-1])
-    )
+    prepared = []
+    prepare = learning.UpdateImages.prepare.__func__
+
+    def prepare_and_keep(cls, *args):
+        prepared.append(prepare(cls, *args))
+        return prepared[-1]
+
+    monkeypatch.setattr(learning.UpdateImages, "prepare", classmethod(prepare_and_keep))
     folders = sorted((tiny_images / "train").iterdir())
     for update, part in enumerate((folders[:3], folders[3:]), start=1):
         files = [file for folder in part for file in sorted(folder.iterdir())]
@@ -39,7 +42,7 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
         engine, state = model._ready(), model.snapshot().state
         batch = read_labelled(files, labels, engine.side, "fail")
 
-        options = dataclasses.replace(options_of(state.options), carry=carry, guard=0.1, classifier="rgda")
+        options = dataclasses.replace(merging_options(state.options), carry=carry, guard=0.1, classifier="rgda")
         method = OneAPlus(engine.vit, options, engine.runtime)
         if before is not None:
             method.load_state_dict(
@@ -51,9 +54,11 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
             )
         known = len(before.classes) if before else 0
         images = PackedImages(batch.pixels, engine.preprocess, engine.runtime.device, "device")
-        task = Task(update, "", range(known, known + 3), images, torch.arange(len(files)), draws[-1].rows, model.seed)
-        monkeypatch.setattr(adapter_merging, "held_out_of_task", lambda *_: ~draws[-1].trained)
-        monkeypatch.setattr(type(method.merged), "sizes_with", lambda *_: sizes(before, draws[-1]))  # noqa: B023
+        task = Task(
+            update, "", range(known, known + 3), images, torch.arange(len(files)), prepared[-1].rows, model.seed
+        )
+        monkeypatch.setattr(adapter_merging, "held_out_of_task", lambda *_: ~prepared[-1].trained)
+        monkeypatch.setattr(type(method.merged), "sizes_with", lambda *_: sizes(before, prepared[-1]))  # noqa: B023
         report = method.learn(task)
 
         assert report["trained"]

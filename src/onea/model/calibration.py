@@ -148,7 +148,7 @@ def calibrate(
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), NUM_SIGNALS)
     for fold, others in leave_folds_out(before, views, rows, groups, _FOLDS):
         scores[fold], signals[fold] = _scores_and_signals(state, others, features[fold])
-    accuracy = Accuracy.of(scores.argmax(1), rows)
+    accuracy = Accuracy.from_predictions(scores.argmax(1), rows)
     old_signals = state.held_out_signals
     if earlier is not None:
         old_signals = _follow_drift(old_signals, _signals_of_others(earlier, rows), _signals_of_others(state, rows))

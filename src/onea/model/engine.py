@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frozen network of a model, and the device that it runs on."""
+"""The frozen network of a model and its device."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so t
 
 
 class Engine:
-    """A frozen network on its device. Predictions use full precision, training the requested one.
+    """A frozen network on its device. Predictions are computed in float32, training in the requested precision.
 
     Attributes:
-        vit: the network, in full precision.
-        preprocess: from squares of pixels to the input of the network.
-        side: of those squares.
-        backbone: what a model folder stores about the network; ``depth`` only if not all blocks are used.
+        vit: the network, in float32.
+        preprocess: computes the input of the network from square images.
+        side: of these images, in pixels.
+        backbone: the description of the network in a model folder; ``depth`` only if not all blocks are used.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Engine:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The preprocessing, as a model folder stores it."""
+        """The description of the preprocessing in a model folder."""
         return {**dataclasses.asdict(self.preprocess), "side": self.side}
 
-    def check_is(self, backbone: Mapping[str, Any]) -> None:
-        """Raise an error for another network than the one that the model was taught with."""
+    def check_backbone(self, backbone: Mapping[str, Any]) -> None:
+        """Raise an error if a model was taught with another network."""
         if self.vit.digest != backbone["sha256"]:
             raise OneaError(
                 f"Backbone '{self.vit.name}' holds other weights (sha256 {short_digest(self.vit.digest)}) than "
@@ -120,13 +120,13 @@ class Engine:
         hooks: BlockHooks,
         crops: Tensor | None = None,
         progress: Progress = NO_PROGRESS,
-        by: tuple[FrozenViT, Runtime] | None = None,
+        network: tuple[FrozenViT, Runtime] | None = None,
     ) -> Tensor:
-        """Features of squares of pixels, or of crops of them, ``[N, width]``, on the CPU.
+        """Features of square images, or of crops of them, ``[N, width]``, on the CPU.
 
-        ``by`` is the network and the runtime in another precision, from ``for_training``.
+        ``network`` is the network and the runtime in another precision, from ``for_training``.
         """
-        vit, runtime = by or (self.vit, self.runtime)
+        vit, runtime = network or (self.vit, self.runtime)
         parts = [torch.empty(0, self.vit.width)]
         progress.start_images("computing features", len(pixels))
         with torch.no_grad():
@@ -142,10 +142,10 @@ class Engine:
                 progress.step(len(parts[-1]))
         return torch.cat(parts)
 
-    def draw(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:
-        """Random crops of images of these classes, ``[N, 5]``; those of a class do not depend on other classes.
+    def sample_crops(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:
+        """Random crops of images with these labels, ``[N, 5]``; those of a class do not depend on other classes.
 
-        ``area`` is the smallest share of an image that a crop shows.
+        ``area`` is the smallest share of an image that a crop contains.
         """
         crops = torch.empty(len(labels), 5, dtype=torch.int64)
         for name in set(labels):

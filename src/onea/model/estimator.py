@@ -289,7 +289,7 @@ class OneA(Versioned, Parameters):
         # Earlier, every file was a plain ViT.
         self._config = present.backbone.get("config") or NetworkConfig().to_json()
         engine = self._ready()
-        engine.check_is(present.backbone)
+        engine.check_backbone(present.backbone)
         super().restore(present, versions, stored)
         if "preset" not in given:  # else fit() chooses by it
             self._loaded_options = change_options(present.options, options_among(given), engine.vit)

@@ -31,7 +31,7 @@ class Accuracy:
     classes: int
 
     @classmethod
-    def of(cls, predicted: Tensor, rows: Tensor) -> Accuracy:
+    def from_predictions(cls, predicted: Tensor, rows: Tensor) -> Accuracy:
         """From the predicted and the true class of each image."""
         return cls(int((predicted == rows).sum()), len(rows), len(rows.unique()))
 
@@ -101,7 +101,7 @@ def newest_of_each_class(rows: Tensor, limit: int) -> Tensor:
 
 def evaluate_held_out(classifier: Classifier, statistics: ClassStatistics, held_out: HeldOutImages) -> Accuracy:
     """Accuracy on held-out images among all classes; the statistics include these images."""
-    return Accuracy.of(*predict_held_out(classifier, statistics, held_out))
+    return Accuracy.from_predictions(*predict_held_out(classifier, statistics, held_out))
 
 
 def predict_held_out(

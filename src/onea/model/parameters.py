@@ -153,7 +153,7 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
 
 def change_options(noted: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
     """A model's options as it has noted them, then what was given."""
-    before = options_of(noted)
+    before = merging_options(noted)
     values = dataclasses.asdict(before)
     given = normalise_names(given)
     changed = {name: given[name] for name in given if name in _ELSEWHERE or values.get(name) != given[name]}
@@ -187,7 +187,7 @@ def check_preset(preset: object) -> None:
         raise OneaError(f"preset is '{preset}'; choose {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.")
 
 
-def options_of(options: Mapping[str, Any]) -> MergingOptions:
+def merging_options(options: Mapping[str, Any]) -> MergingOptions:
     """A model's options as its method reads them.
 
     A model's classifier is its readout; whatever a folder's options say about others would only take memory.

@@ -225,7 +225,7 @@ class Service:
         present = manifest.versions.present
         if manifest != self._present.manifest or read_id(self.path, present) != self._present.state.id:
             state = read_state(self.path, present)
-            self._engine.check_is(state.backbone)
+            self._engine.check_backbone(state.backbone)
             self._swap(state, manifest)
 
     def _check_present(self, id: str) -> None:

@@ -330,7 +330,9 @@ def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monk
     assert len(state.fingerprints) == 24
     engine, batch = model.snapshot().engine, read_labelled(*pairs(files, A, B, C), model.snapshot().side)
     views = [
-        engine.features(batch.pixels, model.snapshot().adapters, engine.draw(batch.labels, 0, view) if view else None)
+        engine.features(
+            batch.pixels, model.snapshot().adapters, engine.sample_crops(batch.labels, 0, view) if view else None
+        )
         for view in range(3)
     ]
     means = torch.stack(views).mean(0).reshape(3, 6, -1).mean(1)

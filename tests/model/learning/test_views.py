@@ -109,17 +109,17 @@ def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_
 
 @pytest.mark.parametrize("cached", [2, 5])
 def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeypatch, cached):
-    made, drawn = [], []
-    start, draw = FixedViews.__init__, Engine.draw
+    made, crops = [], []
+    start, sample_crops = FixedViews.__init__, Engine.sample_crops
     monkeypatch.setattr(
         FixedViews, "__init__", lambda views, *given, **named: made.append(given) or start(views, *given, **named)
     )
-    monkeypatch.setattr(Engine, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    monkeypatch.setattr(Engine, "sample_crops", lambda *args: crops.append(sample_crops(*args)) or crops[-1])
     model = thorough_model(tiny_vit, options=LAST | {"cached_views": cached})
     model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
     (given,) = made
-    assert len(drawn) == len(given[4]) == max(cached, VIEWS) - 1, "none is drawn twice, or for nobody"
-    assert all(torch.equal(*pair) for pair in zip(drawn, given[4], strict=True))
+    assert len(crops) == len(given[4]) == max(cached, VIEWS) - 1, "no crop is sampled twice or unused"
+    assert all(torch.equal(*pair) for pair in zip(crops, given[4], strict=True))
 
 
 def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background: features of images that show none of the classes, which make similar images less familiar."""
+"""Background: features of images of none of the classes, which make similar images less familiar."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from onea.tensors import round_to_bfloat16
 from onea.text import printable, utc_timestamp
 
 MAX_FEATURES = 128  # that are stored; each is compared with every image
-_MIN_KNOWN = 20  # held-out images for an upper quartile
-_FAMILIAR = 0.75  # quantile of their familiarity; most taught photos of Grocery are above, few other photos
-_CONFIDENT = 0.9  # the probability of one class from which on an image clearly shows it
-_FEW, _SHARE = 2, 1 / 3  # up to so many images that resemble known ones are no mistake: they are what must be learned
-_EXAMPLES = 3  # photos named in a message
-_SAME = 0.9  # cosine of features of the same photo, also after training; one of 1,080 others of Grocery is as near
+_MIN_HELD_OUT = 20  # images for a quantile of their familiarity
+_QUANTILE = 0.75  # most photos of classes of Grocery are more familiar, and few other photos
+_MIN_PROBABILITY = 0.9  # of one class, for an image that clearly shows it
+_MAX_RESEMBLING, _MAX_RESEMBLING_SHARE = 2, 1 / 3  # images that clearly show a class; the larger number is accepted
+_MAX_EXAMPLES = 3  # photos named in a message
+_SAME_PHOTO = 0.9  # cosine of features of one photo before and after training; 1 of 1,080 other pairs of Grocery
 
 
 def learn_background(
     model: Snapshot, batch: DecodedImages, *, version: int, name: str | None, seed: int, started: float
 ) -> State:
-    """The state after an update with images that show none of the classes; the classes stay the same.
+    """The state after an update with images of none of the classes; the classes stay the same.
 
     Args:
         model: the present version, which first scores the images.
@@ -56,7 +56,7 @@ def learn_background(
         )
     features = model.engine.features(batch.pixels, model.adapters)
     resembling = clearly_known(model, features)
-    if len(resembling) > max(_FEW, _SHARE * len(batch)):
+    if len(resembling) > max(_MAX_RESEMBLING, _MAX_RESEMBLING_SHARE * len(batch)):
         raise OneaError(
             f"{len(resembling):,} of {len(batch):,} background images clearly show a known class "
             f"({_examples(batch, resembling, 'like')}); take them out, or teach them as a class."
@@ -82,15 +82,15 @@ def learn_background(
 
 def _examples(batch: DecodedImages, labels: Mapping[int, str], word: str) -> str:
     """The first of these images with their classes."""
-    named = ", ".join(f"{batch.names[row]} {word} '{label}'" for row, label in list(labels.items())[:_EXAMPLES])
-    return f"{named}{', ...' if len(labels) > _EXAMPLES else ''}"
+    named = ", ".join(f"{batch.names[row]} {word} '{label}'" for row, label in list(labels.items())[:_MAX_EXAMPLES])
+    return f"{named}{', ...' if len(labels) > _MAX_EXAMPLES else ''}"
 
 
 def _simulate_signals(state: State, generator: torch.Generator) -> Tensor:
     """The signals of held-out images with respect to the new background.
 
-    Their features are not stored. So the similarity to the background is that of a sample from the Gaussian of the
-    image's class; the similarity to the classes is known.
+    Their features are not stored, so the similarity to the background is that of a sample from the Gaussian of the
+    image's class. The similarity to the classes is stored.
     """
     signals, statistics = state.held_out_signals, state.statistics
     spread = torch.linalg.cholesky(statistics.covariance())
@@ -104,22 +104,22 @@ def _simulate_signals(state: State, generator: torch.Generator) -> Tensor:
 def clearly_known(model: Snapshot, features: Tensor) -> dict[int, str]:
     """Positions of images that clearly show a known class, with the class.
 
-    They are more familiar than three quarters of the held-out images, and one class is confident. If few images were
-    held out, none counts as clear.
+    Such an image is more familiar than three quarters of the held-out images, and one class has a high probability.
+    With few held-out images, there are none.
     """
     _, familiarity, _ = model.state.fit_familiarity()
-    if len(familiarity) < _MIN_KNOWN:
+    if len(familiarity) < _MIN_HELD_OUT:
         return {}
     scores = model.score_features(features)
     probability, classes = model.probabilities(scores).classes.max(1)
-    clear = (scores.familiarity > familiarity.quantile(_FAMILIAR)) & (probability >= _CONFIDENT)
+    clear = (scores.familiarity > familiarity.quantile(_QUANTILE)) & (probability >= _MIN_PROBABILITY)
     return {row: model.classes[int(classes[row])] for row in clear.nonzero()[:, 0].tolist()}
 
 
 def relabelled_background(state: State, features: Tensor) -> Tensor:
     """Which background images are now taught as a class, ``bool [B]``.
 
-    As background, they would make every image of the class unfamiliar, and the threshold would fall.
+    If they stayed in the background, every image of the class would be unfamiliar, and the threshold would fall.
 
     Args:
         state: before the update; without classes, the variance within classes is unknown.
@@ -127,7 +127,7 @@ def relabelled_background(state: State, features: Tensor) -> Tensor:
     """
     if not len(state.background) or not state.classes:
         return torch.zeros(len(state.background), dtype=torch.bool)
-    return state.signals().background_cosines(features).amax(0) >= _SAME
+    return state.signals().background_cosines(features).amax(0) >= _SAME_PHOTO
 
 
 def reservoir_sample(stored: int, new: int, seen: int, capacity: int, generator: torch.Generator) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perceptual hashes of 14 bytes, by which copies of a photo are recognised.
+"""Perceptual hashes (fingerprints) of 14 bytes, to recognise copies of a photo.
 
 A fingerprint reveals the average colour and the contrast of its photo and, to anyone with a copy, that the photo was
 taught, which is its purpose. A blurred picture cannot be reconstructed from the 64 layout bits: each tells whether the
@@ -58,7 +58,7 @@ def _fingerprints(pixels: Pixels) -> Tensor:
 
 @cache
 def _frequencies() -> tuple[Tensor, Tensor, Tensor]:
-    """The cosine transform, and the rows and columns of its lowest frequencies but that of the mean."""
+    """The cosine transform, and the rows and columns of its lowest frequencies above zero."""
     step = torch.arange(_SIDE, dtype=torch.float64)
     transform = torch.cos(torch.pi * (step + 0.5) * step[:, None] / _SIDE) / _SIDE**0.5
     first, second = torch.meshgrid(step.long(), step.long(), indexing="ij")
@@ -78,10 +78,10 @@ def same_photos(first: Tensor, second: Tensor) -> Tensor:
     same = _signs(first) @ _signs(second).T >= _BITS - 2 * _MAX_FLIPPED_BITS
     rows = same.any(1).nonzero()[:, 0]  # usually few; only for these are colours compared
     colours, others = _colours(first[rows]), _colours(second)
-    alike = same[rows] & (colours[:, 3:] >= _MIN_CONTRAST).any(1)[:, None]
-    for one, other in zip(colours.T, others.T, strict=True):
-        alike &= (one[:, None] - other).abs_() <= _MAX_COLOUR_DIFFERENCE
-    same[rows] = alike
+    same_colours = same[rows] & (colours[:, 3:] >= _MIN_CONTRAST).any(1)[:, None]
+    for channel, other_channel in zip(colours.T, others.T, strict=True):
+        same_colours &= (channel[:, None] - other_channel).abs_() <= _MAX_COLOUR_DIFFERENCE
+    same[rows] = same_colours
     return same
 
 
@@ -89,8 +89,8 @@ def match_in_blocks(prints: Tensor, among: Tensor, progress: Progress = NO_PROGR
     """``same_photos`` in blocks of rows, so that memory does not grow with the number of pairs.
 
     Args:
-        prints: ``[N, 2]``; the rows of a block come with it.
-        among: the others, ``[M, 2]``.
+        prints: ``[N, 2]``; each block comes with its rows.
+        among: the other fingerprints, ``[M, 2]``.
         progress: is notified of every block, and can cancel.
     """
     for rows in row_blocks(len(prints), len(among)):
@@ -111,8 +111,8 @@ class Repeats:
     Attributes:
         taught_before: taught before as the same class, ``bool [N]``.
         duplicates: copies of an earlier photo of the update with the same class, ``bool [N]``.
-        matched: rows of known fingerprints that are of a photo of the update with the same class, ``[K]``.
-        conflicts: positions of photos that are also there with another class, and that class.
+        matched: rows of the known fingerprints of photos with the same class, ``[K]``.
+        conflicts: positions of photos that also exist with another class, and that class.
         fingerprints: of the update, ``[N, 2]``.
     """
 
@@ -124,11 +124,11 @@ class Repeats:
 
     @property
     def repeated(self) -> Tensor:
-        """Whether a photo was there before as the same class, ``bool [N]``."""
+        """Taught before or duplicate, ``bool [N]``."""
         return self.taught_before | self.duplicates
 
     def independent_of(self, trained: Tensor) -> Tensor:
-        """Photos that are new and have no copy among those trained on, whatever its class, ``bool [N]``."""
+        """New photos without a copy of any class among those trained on, ``bool [N]``."""
         independent = ~self.repeated & ~trained
         copies = find_copies(self.fingerprints[independent], self.fingerprints[trained])
         independent[independent.clone()] = copies < 0
@@ -142,15 +142,15 @@ def find_repeats(
     known_labels: Sequence[str] = (),
     progress: Progress = NO_PROGRESS,
 ) -> Repeats:
-    """Find photos that are also among others, or more than once among themselves.
+    """Find photos that are also among known ones, or more than once among themselves.
 
     >>> one = torch.tensor([[5, 255 << 24]])
     >>> find_repeats(torch.cat([one, one, one]), ["apple", "apple", "pear"]).repeated.tolist()
     [False, True, False]
     """
     number = {label: index for index, label in enumerate(dict.fromkeys([*known_labels, *labels]))}
-    numbers, known_numbers = (torch.tensor([number[label] for label in each]) for each in (labels, known_labels))
-    taught_before, duplicates, matched = (torch.zeros(len(each), dtype=torch.bool) for each in (prints, prints, known))
+    numbers, known_numbers = (torch.tensor([number[label] for label in part]) for part in (labels, known_labels))
+    taught_before, duplicates, matched = (torch.zeros(len(part), dtype=torch.bool) for part in (prints, prints, known))
     conflicts: dict[int, str] = {}
 
     def add_conflicts(rows: slice, same: Tensor, others: Sequence[str]) -> None:

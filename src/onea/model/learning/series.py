@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of similar images within a class, and series: photos that were probably taken one after the other."""
+"""Groups of similar images within a class, and series: photos that were probably taken in one session."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PARTS = 5  # of the classes, each compared by the scatter of all others
 
 
 def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
-    """The group of each of a class's images, ``int64 [N]``, by the nearest of a few images that are far apart.
+    """The group of each of a class's images, ``int64 [N]``: its nearest centre by cosine similarity.
 
-    Those few are found by farthest-first traversal, in time proportional to the images: first the image least similar
-    to the mean, then always the one least similar to all before.
+    The centres are images found by farthest-first traversal, in time linear in the number of images: first the image
+    least similar to the mean, then always the one least similar to all centres.
 
     >>> similar_groups(torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.1, 0.1], [9.0, 0.2]]), most=2).tolist()
     [1, 0, 1, 1]
@@ -37,9 +37,9 @@ def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
 
 
 def groups_by_class(features: Tensor, rows: Tensor, most: int) -> Tensor:
-    """The group of each image, ``int64 [N]``: at most ``most`` of a class, and different ones for different classes.
+    """The group of each image, ``int64 [N]``: at most ``most`` of each class.
 
-    Where all images of a class are alike, each is a group of its own, so that a class can be evaluated.
+    If all images of a class are in one group, each becomes a separate group, so that the class can be evaluated.
     """
     groups, start = torch.empty_like(rows), 0
     for row in rows.unique():
@@ -56,13 +56,13 @@ def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tenso
     Two images of a class belong to one series if they deviate from the mean of their class in nearly the same
     direction. Series are connected components: an image that is similar to any member belongs to the series.
 
-    Directions are compared in a space where images of *other* classes have the same variance in all of them. In a space
-    fitted to few images, the deviations of these images are all at right angles, and none are similar.
+    Deviations are whitened by the covariance within the *other* classes. If it were estimated from the images
+    themselves, and these are few, their deviations would all be orthogonal.
 
     Args:
         features: ``[N, width]``.
         rows: their classes.
-        known: statistics without these images; their classes count as other classes, too.
+        known: statistics of other images; their classes are other classes, too.
     """
     exact, classes, series = features.double(), rows.unique(), torch.zeros_like(rows)
     deviations = torch.cat([exact[:0], *(exact[rows == row] - exact[rows == row].mean(0) for row in classes)])

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of an update: the class of each, whether it was taught before, and whether it is held out."""
+"""The images of an update: their classes and series, which ones are repeated, and which ones are held out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,21 +34,25 @@ class UpdateImages:
         labels: the position of each image's class in ``names``, ``[N]``.
         classes: all classes of the model after the update; new ones come last.
         rows: the position of each image's class in ``classes``, ``[N]``.
+        features: by the adapter before the update, ``[N, width]``.
         series: the series of each image, numbered within its class, ``[N]``.
         trained: images that the adapter may be trained on, ``bool [N]``; the others are held out.
-        repeats: images that were taught before, or come twice, and all fingerprints.
+        repeats: repeated images, and all fingerprints.
+        repeated_classes: rows of classes all of whose earlier images are in this update again.
     """
 
     names: list[str]
     labels: Tensor
     classes: tuple[str, ...]
     rows: Tensor
+    features: Tensor
     series: Tensor
     trained: Tensor
     repeats: Repeats
+    repeated_classes: Tensor
 
     @classmethod
-    def of(
+    def prepare(
         cls,
         batch: DecodedImages,
         names: list[str],
@@ -57,9 +62,9 @@ class UpdateImages:
         seed: int,
         progress: Progress,
     ) -> UpdateImages:
-        """Find series and repeated photos, and hold out about the share ``held_out`` of each class.
+        """Find series and repeated images, and hold out about the share ``held_out`` of each class.
 
-        A photo that was held out before is held out again; other photos that were taught before are not held out.
+        Images that were held out before are held out again; other repeated images are not.
         """
         assert batch.labels is not None
         position = {label: index for index, label in enumerate(names)}
@@ -72,17 +77,25 @@ class UpdateImages:
         repeats = state.find_repeats(fingerprints(batch.pixels), batch.labels, progress)
         held_before = state.held_out.contains(rows, repeats.fingerprints)
         trained = _restore_split(trained, rows, repeats.taught_before, held_before)
-        return cls(names, labels, classes, rows, series, trained, repeats)
+        counts = torch.bincount(state.fingerprint_rows[repeats.matched], minlength=len(state.classes))
+        complete = (counts > 0) & (counts >= torch.tensor(state.images, dtype=torch.int64))
+        return cls(names, labels, classes, rows, features, series, trained, repeats, complete.nonzero()[:, 0])
 
     @property
     def new(self) -> Tensor:
-        """Images that are added to the statistics, ``bool [N]``: all but repeated ones."""
+        """Images that are added to the statistics, ``bool [N]``: those that are not repeated."""
         return ~self.repeats.repeated
 
-    @property
+    @cached_property
     def evaluated(self) -> Tensor:
-        """Images that accuracy is measured on, ``bool [N]``: held out, and no copies of other images."""
+        """Images that the accuracy is measured on, ``bool [N]``: held out, and no copies of other images."""
         return self.repeats.independent_of(self.trained)
+
+    @property
+    def recompute(self) -> tuple[Tensor, Tensor]:
+        """``repeated_classes``, and their repeated images without duplicates, ``bool [N]``."""
+        repeated = self.repeats.taught_before & ~self.repeats.duplicates
+        return self.repeated_classes, torch.isin(self.rows, self.repeated_classes) & repeated
 
     @property
     def training_counts(self) -> Counter[str]:
@@ -93,7 +106,7 @@ class UpdateImages:
 def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: float, seed: int, update: int) -> Tensor:
     """Images to hold out: about this share of each class, at least one of a class with ``MIN_TO_HOLD_OUT`` images.
 
-    The choice depends on the seed, the update and the name of the class, and not on other classes.
+    The selection depends on the seed, the update and the name of the class, and not on other classes.
     """
     orders = []
     for index, name in enumerate(names):
@@ -105,9 +118,9 @@ def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: f
 
 
 def _restore_split(trained: Tensor, rows: Tensor, taught_before: Tensor, held_before: Tensor) -> Tensor:
-    """Images that the adapter may be trained on: of those taught before, the ones that were not held out then.
+    """Images that the adapter may be trained on: of the repeated ones, those that were not held out before.
 
-    A class is split anew if none of its images was held out before, or if only such images come again.
+    If all repeated images of a class were held out, or none, the new split is used.
 
     >>> trained, held = torch.tensor([True, False, True, True]), torch.tensor([True, False, False, False])
     >>> before = torch.tensor([True, True, True, False])
@@ -135,5 +148,5 @@ def class_names(batch: DecodedImages, state: State) -> list[str]:
 
 
 def has_integer_labels(state: State, batch: DecodedImages) -> bool:
-    """Whether the classes of a model are given as whole numbers, which its first update decides."""
+    """Whether labels of the first update are whole numbers."""
     return state.integer_labels if state.classes else batch.integer_labels

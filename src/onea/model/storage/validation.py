@@ -31,7 +31,7 @@ from onea.model.held_out import MAX_PER_CLASS
 from onea.model.learning.background import MAX_FEATURES
 from onea.model.learning.fingerprints import WORDS
 from onea.model.names import UNKNOWN
-from onea.model.parameters import MACHINE, Parameters, check_params, options_of
+from onea.model.parameters import MACHINE, Parameters, check_params, merging_options
 from onea.model.state import background_images, classifier_for, empty_statistics, relabelled_images
 from onea.model.storage.layout import FORMAT, LAST_VERSION
 from onea.schema import MAX_NUMBER, Count, Range, ZeroToOne, matches, mismatch
@@ -185,7 +185,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     values["backbone"] = _checked_backbone(values["backbone"])
     _check_preprocess(values["preprocess"])
     try:
-        options_of(values["options"])
+        merging_options(values["options"])
         classifier_for(values["readout"])
     except OneaError as error:
         raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
@@ -308,7 +308,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         signals = {name: declared[name][1][0] for name in ("held_out_signals", "left_out_signals")}
     except (KeyError, IndexError):
         raise DamagedFile("tensors are missing") from None
-    classes, options, updates = len(state["classes"]), options_of(state["options"]), state["updates"]
+    classes, options, updates = len(state["classes"]), merging_options(state["options"]), state["updates"]
     if not 1 <= width <= _MAX_WIDTH or max(signals.values()) > MAX_SIGNALS_PER_CLASS * classes:
         raise DamagedFile(f"tensors of width {width} with {max(signals.values())} signals are impossible")
     expected: Shapes = {
