@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids: nothing is run twice, nothing finished is lost, and what fails does not stop the rest."""
+"""Grids: no run is repeated, no finished task is lost, and a failed run does not stop the others."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from rich.console import Console
 from onea.errors import OneaError
 from onea.learner.merged_adapter import AdapterCache
 from onea.research.cli.paper_display import GridDisplay, labels
+from onea.research.record import read_record
 from onea.research.runs import executors
 from onea.research.runs.config import make_config
 from onea.research.runs.executors import LocalProcesses, choose_executor
@@ -79,7 +80,7 @@ def store(tmp_path):
 
 
 class Heard(GridProgress):
-    """Remembers what it was told."""
+    """Records all calls."""
 
     def __init__(self):
         self.starts, self.steps, self.ends = [], [], []
@@ -104,6 +105,11 @@ def stamps(store):
     return {path: path.stat().st_mtime_ns for path in sorted(store.root.rglob("record.json"))}
 
 
+def status(store, config):
+    """The status in a record, which is there after the first task."""
+    return read_record(store.folder(config))["status"]
+
+
 def test_nothing_is_run_twice(quick, store):
     first = run_grid([quick(1), quick(2), quick(1, threads=2)], store)
     assert [config.seed for config in first.finished] == [1, 2]
@@ -122,17 +128,17 @@ def test_nothing_is_run_twice(quick, store):
 
 def test_a_store_finds_records_by_their_configuration(quick, store, tmp_path):
     assert store.folder(quick()) == store.root / quick().folder().name
-    assert (store.find(quick()), store.state(quick()), list(store.records())) == (None, "missing", [])
+    assert (store.find(quick()), store.failure(quick()), list(store.records())) == (None, None, [])
     run_grid([quick()], store)
     record = store.find(quick(threads=3))  # threads do not make another run
     assert record["status"] == "finished"
-    assert (store.state(quick()), store.state(quick(2))) == ("finished", "missing")
+    assert store.find(quick(2)) is None
     nested = RecordStore(tmp_path)
     assert list(nested.records()) == [record], "records lie anywhere below the root"
     assert not [path for path in store.folder(quick()).iterdir() if path.name.startswith(".")]
 
 
-def test_foreign_and_spoilt_files_are_passed_over(quick, store):
+def test_other_and_damaged_files_are_skipped(quick, store):
     run_grid([quick()], store)
     record = store.find(quick())
     for name, content in {"a": "not JSON", "b": "[1]", "c": '{"format": 1}', "d": '{"format": 99}'}.items():
@@ -143,11 +149,11 @@ def test_foreign_and_spoilt_files_are_passed_over(quick, store):
     assert list(store.records()) == [record]
     for content in ("not JSON", '{"format": 1}', json.dumps(record | {"config": quick(2).identity()})):
         (store.folder(quick()) / "record.json").write_text(content)
-        assert (store.state(quick()), store.find(quick())) == ("failed", None)
+        assert store.find(quick()) is None
         assert "delete" in str(store.failure(quick()))
 
 
-def test_a_spoilt_note_of_a_failure_is_told(quick, store):
+def test_a_damaged_failure_file_is_reported(quick, store):
     from onea.research.runs.grid import Failure
 
     store.write_failure(quick(), Failure("It rained."))
@@ -168,7 +174,7 @@ def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch)
 
     with pytest.raises(KeyboardInterrupt):
         run_grid([config], store, progress=Stop())
-    assert (store.state(config), store.find(config), store.failure(config)) == ("running", None, None)
+    assert (status(store, config), store.find(config), store.failure(config)) == ("running", None, None)
     assert len(run_grid([config], store).finished) == 1
     record = store.find(config)
     assert len(record["dates"]["resumed"]) == 1
@@ -182,7 +188,7 @@ def test_a_failure_is_recorded_and_the_rest_goes_on(quick, store, workers):
     outcome = run_grid([bad, quick(1)], store, choose_executor(workers), heard)
     assert [config.seed for config in outcome.finished] == [1]
     assert outcome.failed == (bad,)
-    assert store.state(bad) == "failed"
+    assert store.find(bad) is None
     failure = store.failure(bad)
     assert str(failure) == "holdout 0.99 leaves a class without training images; hold out less."
     assert dict(heard.ends)[2].error == failure.error
@@ -191,7 +197,7 @@ def test_a_failure_is_recorded_and_the_rest_goes_on(quick, store, workers):
     assert noted["date"]
 
 
-def test_an_unforeseen_error_keeps_its_trace_and_success_clears_it(quick, store, monkeypatch):
+def test_an_unexpected_error_keeps_its_traceback_until_the_run_succeeds(quick, store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("onea.research.runs.runner.summarise", lambda *_: 1 / 0)
         outcome = run_grid([quick(1), quick(2)], store)
@@ -200,7 +206,7 @@ def test_an_unforeseen_error_keeps_its_trace_and_success_clears_it(quick, store,
     assert failure.error == "ZeroDivisionError: division by zero"
     assert "summarise" in failure.details
     assert len(run_grid([quick(1)], store).finished) == 1, "a failed run is tried again"
-    assert (store.state(quick()), store.failure(quick())) == ("finished", None)
+    assert (status(store, quick()), store.failure(quick())) == ("finished", None)
     assert not (store.folder(quick()) / "failure.json").exists()
     (store.folder(quick(2)) / "failure.json").write_text("{}")
     assert "cannot be read; run it again" in str(store.failure(quick(2)))
@@ -227,11 +233,11 @@ def test_two_grids_at_once_share_the_work(quick, store):
     first = threading.Thread(target=lambda: results.append(run_job(job, tell)))
     first.start()
     assert inside.wait(60)
-    told = []
-    second = run_job(job, lambda _, task, tasks: told.append(task))
+    steps = []
+    second = run_job(job, lambda _, task, tasks: steps.append((task, tasks)))
     first.join()
     assert (second.failure, second.record) == (None, results[0].record)
-    assert told == [], "the second learned nothing itself"
+    assert steps == [(0, 0)], "the second learned nothing itself"
 
 
 def test_a_killed_worker_is_retried(tiny_run, store):
@@ -275,7 +281,7 @@ def test_a_worker_that_always_dies_is_given_up_and_the_rest_goes_on(tiny_run, qu
     assert heard.steps.count((1, 0, 0)) == 2
 
 
-def test_a_worker_that_dies_takes_no_run_along_that_shares_its_training(tiny_run, store):
+def test_a_killed_worker_fails_no_other_run_that_shares_its_training(tiny_run, store):
     """The run at hand is given up; the next one of its group trains by itself."""
     victim, next_one = (make_config(slow_values(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
 
@@ -336,7 +342,7 @@ def test_a_grid_stopped_in_the_middle_repeats_no_finished_run(number, tiny_run, 
     assert code == (-9 if number == signal.SIGKILL else -2), error
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in error
-    assert (store.state(configs[0]), store.state(configs[1])) == ("finished", "running")
+    assert (status(store, configs[0]), status(store, configs[1])) == ("finished", "running")
     before, finished = stamps(store), store.find(configs[0])
     outcome = run_grid(configs, store)
     assert configs[0] in outcome.skipped
@@ -357,7 +363,8 @@ def test_ctrl_c_keeps_what_is_finished(quick, store):
 
     with pytest.raises(KeyboardInterrupt):
         run_grid([quick(1), quick(2)], store, progress=Stop())
-    assert (store.state(quick(1)), store.state(quick(2))) == ("finished", "missing")
+    assert status(store, quick(1)) == "finished"
+    assert not store.folder(quick(2)).exists()
 
 
 @pytest.mark.parametrize("kind", [InProcess, partial(LocalProcesses, 2)], ids=["one process", "two"])
@@ -426,7 +433,7 @@ def test_training_is_shared_by_default_only_within_one_process():
 
 def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    monkeypatch.setattr(executors, "_available_cores", lambda: 8)
+    monkeypatch.setattr(executors, "available_cores", lambda: 8)
     started = []
 
     class Pipe:
@@ -446,13 +453,13 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monke
     monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: Context())
     pool, busy = LocalProcesses(), []
     for config in (quick(1, threads=0), quick(2, threads=0), quick(3, threads=1)):
-        busy.append(pool._start(deque([RunJob(config, store.folder(config))]), busy)[1])
+        busy.append(pool._start(deque([RunJob(config, store.folder(config))]), busy))
     assert started == [(4, "3"), (4, "5"), (1, "3")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert executors.visible_gpus() == []
 
 
-def test_the_executor_a_command_line_asks_for(monkeypatch):
+def test_choice_of_the_executor(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert isinstance(choose_executor(), InProcess)
     assert isinstance(choose_executor(2), LocalProcesses)
@@ -491,7 +498,7 @@ def test_lines_without_a_terminal(quick, store):
     assert len(lines) == 3
 
 
-def test_the_live_picture(quick, monkeypatch):
+def test_live_display(quick, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("onea.research.cli.paper_display.time.perf_counter", lambda: now[0])
     configs = [quick(seed) for seed in range(1, 6)]
@@ -529,7 +536,7 @@ def test_a_terminal_keeps_only_the_failures(quick, store):
     assert "A_T" not in written
 
 
-def test_nobody_needs_to_listen(quick, tmp_path):
+def test_progress_is_optional(quick, tmp_path):
     job = RunJob(quick(), tmp_path)
     assert ignore_progress(job, 1, 2) is None
     results = list(InProcess().run([job]))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from onea.errors import OneaError
+from onea.research.record import read_record
 from onea.research.runs.config import make_config
 from onea.research.runs.executors import RayExecutor, choose_executor
 from onea.research.runs.grid import GridProgress, RecordStore, run_grid
@@ -148,7 +149,7 @@ def test_an_interrupted_grid_leaves_the_cluster_as_it_was(ray, configs, tmp_path
     with pytest.raises(KeyboardInterrupt):
         run_grid(list(configs.values()), store, RayExecutor(), Heard((1, 1), stop))
     assert not ray.is_initialized()
-    assert store.state(configs[1]) == "running"
+    assert read_record(store.folder(configs[1]))["status"] == "running"
     assert workers(ray) == []
 
 

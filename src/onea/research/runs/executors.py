@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
+from onea.cpu import available_cores
 from onea.distributed import import_ray, ray_cluster
 from onea.errors import OneaError, truncate
 from onea.research.runs.grid import (
@@ -45,13 +46,26 @@ _EXIT_TIMEOUT = 30  # seconds
 class _Worker:
     jobs: deque[RunJob]  # unfinished; the first is running
     process: BaseProcess
+    connection: Connection
     gpu: str | None
+
+    def join(self) -> int | None:
+        """Wait for the process to exit, kill it after a timeout, and return its exit code."""
+        self.connection.close()
+        self.process.join(_EXIT_TIMEOUT)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        return code
 
 
 class LocalProcesses(Executor):
-    """Several runs at a time, each in its own process, so that memory is measured per run and always freed.
+    """Parallel runs, each in its own process, so that memory is measured per run and always freed.
 
-    Runs that share adapters are made in one process, one after the other.
+    Runs that share adapters are made in one process, one after the other. This is not a process pool of the standard
+    library, in which one dead process fails all jobs.
 
     Args:
         workers: number of processes; by default one per GPU, or one per four cores without a GPU.
@@ -63,7 +77,7 @@ class LocalProcesses(Executor):
         if workers is not None and not 1 <= workers <= _MAX_WORKERS:
             raise OneaError(f"workers is {truncate(workers)}; it must be at least 1 and at most {_MAX_WORKERS}.")
         self._gpus = visible_gpus()
-        self._workers = workers or len(self._gpus) or max(1, _available_cores() // 4)
+        self._workers = workers or len(self._gpus) or max(1, available_cores() // 4)
         self._retries = retries
         self.share_adapters = share_adapters
 
@@ -76,60 +90,55 @@ class LocalProcesses(Executor):
     def _run(
         self, jobs: Sequence[RunJob], on_progress: OnProgress, environment: Mapping[str, str]
     ) -> Generator[Result, None, None]:
-        groups = group_by_training(jobs) if self.share_adapters else [(job,) for job in jobs]
+        groups = group_by_training(jobs) if self.share_adapters else [[job] for job in jobs]
         waiting, crashes = deque(map(deque, groups)), Counter[str]()
         active: dict[Connection, _Worker] = {}
         try:
             while waiting or active:
                 while waiting and len(active) < self._workers:
-                    connection, worker = self._start(waiting.popleft(), active.values(), environment)
-                    active[connection] = worker
-                    on_progress(worker.jobs[0], 0, 0)
-                for ready in wait(list(active)):
-                    ready = cast(Connection, ready)  # on Windows another class with the same interface
-                    jobs_left = active[ready].jobs
-                    job = jobs_left[0]
+                    worker = self._start(waiting.popleft(), active.values(), environment)
+                    active[worker.connection] = worker
+                for connection in cast(list[Connection], wait(list(active))):  # on Windows another, similar class
+                    worker = active[connection]
+                    job = worker.jobs[0]
                     try:
-                        message = ready.recv()
+                        message = connection.recv()
                     except (EOFError, OSError):  # the process has died
-                        key, code = job.config.key(), _wait_for_exit(ready, active.pop(ready))
-                        crashes[key] += 1
-                        if crashes[key] > self._retries:
-                            failure = Failure(_crash_message(code, crashes[key]), attempts=crashes[key])
-                            yield Result(jobs_left.popleft(), failure)
-                        if jobs_left:
-                            waiting.append(jobs_left)
+                        code = active.pop(connection).join()
+                        crashes[job.config.key()] += 1
+                        if (attempts := crashes[job.config.key()]) > self._retries:
+                            yield Result(worker.jobs.popleft(), _crash(code, attempts))
+                        if worker.jobs:
+                            waiting.append(worker.jobs)
                         continue
                     if isinstance(message, tuple):
                         on_progress(job, *message)
                         continue
-                    jobs_left.popleft()
-                    if jobs_left:
-                        on_progress(jobs_left[0], 0, 0)
-                    else:
-                        _wait_for_exit(ready, active.pop(ready))
+                    worker.jobs.popleft()
+                    if not worker.jobs:
+                        active.pop(connection).join()
                     yield Result(job, message)
         finally:
             for worker in active.values():
                 worker.process.kill()  # a run may be killed at any moment: its finished tasks are on disk
-            for connection, worker in active.items():
-                _wait_for_exit(connection, worker)
+            for worker in active.values():
+                worker.join()
 
     def _start(
         self, jobs: deque[RunJob], workers: Collection[_Worker], environment: Mapping[str, str] | None = None
-    ) -> tuple[Connection, _Worker]:
+    ) -> _Worker:
+        """Start a process on the GPU with the fewest workers."""
         load = Counter(worker.gpu for worker in workers)
         gpu = min(self._gpus, key=lambda name: load[name]) if self._gpus else None
-        threads = max(1, _available_cores() // self._workers)
+        threads = max(1, available_cores() // self._workers)
         context = multiprocessing.get_context("spawn")  # a forked CUDA context does not work
         connection, worker_connection = context.Pipe()
         settings = {**(environment or {}), **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
-        process = context.Process(
-            target=_run_worker, args=(_with_threads(jobs, threads), worker_connection, settings), daemon=True
-        )
+        arguments = (_with_threads(jobs, threads), worker_connection, settings)
+        process = context.Process(target=_run_worker, args=arguments, daemon=True)
         process.start()
         worker_connection.close()  # so that the death of the process closes the pipe
-        return connection, _Worker(jobs, process, gpu)
+        return _Worker(jobs, process, connection, gpu)
 
 
 def choose_executor(workers: int | None = None, ray: str | None = None, share_training: bool | None = None) -> Executor:
@@ -146,7 +155,6 @@ def choose_executor(workers: int | None = None, ray: str | None = None, share_tr
     if ray is not None:
         if workers is not None:
             raise OneaError("A Ray cluster has its own number of workers; leave out --workers.")
-
         return RayExecutor(None if ray == "local" else ray)
     if count == 1:
         return InProcess(share_adapters=share_training is not False)
@@ -191,30 +199,15 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _wait_for_exit(connection: Connection, worker: _Worker) -> int | None:
-    """Wait for a process to exit, kill it after a timeout, and return its exit code."""
-    connection.close()
-    worker.process.join(_EXIT_TIMEOUT)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-    code = worker.process.exitcode
-    worker.process.close()
-    return code
-
-
-def _crash_message(code: int | None, attempts: int) -> str:
+def _crash(code: int | None, attempts: int) -> Failure:
     how = f"by signal {-code}" if code is not None and code < 0 else f"with exit status {code}"
-    return f"The process of the run ended {how}, {attempts} times; if memory ran out, use fewer workers."
-
-
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    message = f"The process of the run ended {how}, {attempts} times; if memory ran out, use fewer workers."
+    return Failure(message, attempts=attempts)
 
 
 _MPS_PROGRAM = "nvidia-cuda-mps-control"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-_DEFAULT_FOLDER = Path("/tmp/nvidia-mps")  # of a service that was started by someone else
+_DEFAULT_FOLDER = Path("/tmp/nvidia-mps")  # of a service that is already running
 _MPS_TIMEOUT = 30  # seconds
 # Connects to the service as a run does. If this fails, runs are made without it.
 _CLIENT_TEST = """
@@ -230,10 +223,10 @@ raise SystemExit(1 if failed or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(conte
 def multi_process_service(wanted: bool = True) -> Iterator[Mapping[str, str]]:
     """Run NVIDIA's Multi-Process Service, without which processes on one GPU take turns.
 
-    It is optional: where it is missing, does not work or is running already, runs are made without one of our own.
+    If it is missing, does not work or is already running, no service is started.
 
     Yields:
-        The environment variables of its clients; empty without a service of our own.
+        The environment variables of its clients; empty if no service was started.
     """
     program = shutil.which(_MPS_PROGRAM)
     if not wanted or program is None or _PIPES in os.environ or (_DEFAULT_FOLDER / "control").exists():
@@ -305,7 +298,10 @@ class RayExecutor(Executor):
         ray = self._ray
         environment = {name: os.environ[name] for name in _COPIED_VARIABLES if name in os.environ}
         with ray_cluster(self._address):
-            progress_log = self._start_progress_log()
+            strategies = importlib.import_module("ray.util.scheduling_strategies")
+            this_node = ray.get_runtime_context().get_node_id()  # not affected by the loss of another node
+            strategy = strategies.NodeAffinitySchedulingStrategy(this_node, soft=True)
+            progress_log = ray.remote(_ProgressLog).options(num_cpus=0, scheduling_strategy=strategy).remote()
             task = ray.remote(**self._resources())(_ray_task)
             pending = {
                 task.remote(job, number, progress_log, Path.cwd(), environment): jobs[number]
@@ -314,8 +310,9 @@ class RayExecutor(Executor):
             try:
                 while pending:
                     ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_INTERVAL)
-                    for number, done, tasks in self._read_progress(progress_log):
-                        on_progress(jobs[number], done, tasks)
+                    with contextlib.suppress(ray.exceptions.RayError):  # results arrive without progress as well
+                        for number, done, tasks in ray.get(progress_log.take.remote(), timeout=10 * _POLL_INTERVAL):
+                            on_progress(jobs[number], done, tasks)
                     for reference in ready:
                         yield self._result(reference, pending.pop(reference))
             finally:
@@ -334,12 +331,6 @@ class RayExecutor(Executor):
             "max_calls": 1,  # one process per run, so that memory is measured per run and always freed
         }
 
-    def _start_progress_log(self) -> Any:
-        """A progress log on this node, which the loss of another node does not affect."""
-        strategies = importlib.import_module("ray.util.scheduling_strategies")
-        this_node = strategies.NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
-        return self._ray.remote(_ProgressLog).options(num_cpus=0, scheduling_strategy=this_node).remote()
-
     def _result(self, reference: Any, job: RunJob) -> Result:
         try:
             result: Result = self._ray.get(reference)
@@ -350,13 +341,6 @@ class RayExecutor(Executor):
             )
             return Result(job, Failure(message, str(error), attempts))
         return dataclasses.replace(result, job=job)
-
-    def _read_progress(self, progress_log: Any) -> list[tuple[int, int, int]]:
-        try:
-            entries: list[tuple[int, int, int]] = self._ray.get(progress_log.take.remote(), timeout=10 * _POLL_INTERVAL)
-        except self._ray.exceptions.RayError:  # progress is optional; results arrive all the same
-            return []
-        return entries
 
 
 class _ProgressLog:
@@ -378,5 +362,4 @@ def _ray_task(job: RunJob, number: int, progress_log: Any, folder: Path, environ
     os.environ.update(environment)
     if folder.is_dir():
         os.chdir(folder)  # for relative paths in the configuration
-    progress_log.put.remote(number, 0, 0)
     return run_job(job, lambda _, done, tasks: progress_log.put.remote(number, done, tasks))

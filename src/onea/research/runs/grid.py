@@ -7,11 +7,11 @@ import dataclasses
 import json
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.files import read_json, write_json
@@ -72,8 +72,9 @@ def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | 
         def start_task(self, task: int, tasks: int, name: str) -> None:
             on_progress(job, task, tasks)
 
+    on_progress(job, 0, 0)
     try:
-        # With wait: the same run of another grid is waited for, and its record is the result of both.
+        # With wait: if another grid makes the same run, its record is the result of both.
         return Result(job, record=run(job.config, job.folder, TaskProgress(), adapter_cache, wait=True))
     except OneaError as error:
         return Result(job, Failure(str(error)))
@@ -108,16 +109,16 @@ def first_of_each_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
     return list(firsts.values())
 
 
-def group_by_training(jobs: Sequence[RunJob]) -> list[tuple[RunJob, ...]]:
+def group_by_training(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
     """The jobs in groups with the same training."""
     groups: dict[str, list[RunJob]] = {}
     for job in jobs:
         groups.setdefault(training_key(job.config) or job.config.key(), []).append(job)
-    return [tuple(group) for group in groups.values()]
+    return list(groups.values())
 
 
 def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, AdapterCache | None]]:
-    """The jobs, ordered by training, each with the cache of its training, or None where it is the only job."""
+    """The jobs ordered by training, each with the cache of its training, or None if no other job has that training."""
     from onea.learner.merged_adapter import AdapterCache
 
     for group in group_by_training(jobs):
@@ -125,9 +126,7 @@ def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, Adapte
         yield from ((job, adapter_cache) for job in group)
 
 
-FAILURE = "failure.json"
-
-RunState = Literal["missing", "running", "finished", "failed"]
+_FAILURE = "failure.json"
 
 
 @dataclass(frozen=True)
@@ -166,26 +165,18 @@ class RecordStore:
 
     def find(self, config: RunConfig) -> Record | None:
         """The record of this configuration, if its run is finished."""
-        record, _ = self._load(config)
-        return record if record and record["status"] == "finished" else None
-
-    def state(self, config: RunConfig) -> RunState:
-        """The state of this configuration; ``running`` has finished some tasks, even if no process continues it."""
-        record, problem = self._load(config)
-        if record and record["status"] == "finished":
-            return "finished"
-        if problem or (self.folder(config) / FAILURE).exists():
-            return "failed"
-        return "running" if record else "missing"
+        with suppress(OneaError):
+            return self._read_finished(config)
+        return None
 
     def failure(self, config: RunConfig) -> Failure | None:
-        """Why the last attempt at this configuration failed; None unless its state is ``failed``."""
-        record, problem = self._load(config)
-        if problem:
-            return Failure(problem)
-        path = self.folder(config) / FAILURE
-        if (record and record["status"] == "finished") or not path.exists():
-            return None
+        """Why the last attempt at this configuration failed; None if it is finished, unfinished or missing."""
+        path = self.folder(config) / _FAILURE
+        try:
+            if self._read_finished(config) or not path.exists():
+                return None
+        except OneaError as error:
+            return Failure(str(error))
         try:
             content = read_json(path)
             texts = {name: str(content[name]) for name in ("error", "details", "date")}
@@ -210,28 +201,24 @@ class RecordStore:
     def write_failure(self, config: RunConfig, failure: Failure) -> None:
         """Write why a run failed; its finished tasks stay and are not learned again."""
         content = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
-        write_json(self.folder(config) / FAILURE, content)
+        write_json(self.folder(config) / _FAILURE, content)
 
     def remove_failure(self, config: RunConfig) -> None:
         """Remove the reason of an earlier failure."""
-        (self.folder(config) / FAILURE).unlink(missing_ok=True)
+        (self.folder(config) / _FAILURE).unlink(missing_ok=True)
 
-    def _load(self, config: RunConfig) -> tuple[Record | None, str | None]:
-        """The record in the configuration's folder, or the error of reading it."""
+    def _read_finished(self, config: RunConfig) -> Record | None:
+        """The record in the configuration's folder, if it is finished; raises for a damaged one or another run's."""
         from onea.research.runs.reuse import check_same_run
 
         folder = self.folder(config)
-        try:
-            record = read_record(folder)
-            if record is None:
-                return None, None
-            if not is_reportable(record):
-                file = record_path(folder)
-                raise OneaError(f"{file} is not the record of a run; delete that folder to run it again.")
-            check_same_run(record, config, folder)
-        except OneaError as error:
-            return None, str(error)
-        return record, None
+        record = read_record(folder)
+        if record is None:
+            return None
+        if not is_reportable(record):
+            raise OneaError(f"{record_path(folder)} is not the record of a run; delete that folder to run it again.")
+        check_same_run(record, config, folder)
+        return record if record["status"] == "finished" else None
 
 
 class InProcess(Executor):
@@ -243,7 +230,6 @@ class InProcess(Executor):
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Yield results in the order of the jobs, or ordered by training where adapters are shared."""
         for job, adapter_cache in with_adapter_caches(jobs) if self.share_adapters else ((job, None) for job in jobs):
-            on_progress(job, 0, 0)
             yield run_job(job, on_progress, adapter_cache)
 
 
@@ -284,43 +270,39 @@ def run_grid(
     progress: GridProgress | None = None,
 ) -> Outcome:
     """Make all runs that the store does not have. Ctrl-C ends all runs and is raised again; finished tasks stay."""
-    executor, progress = executor or InProcess(), progress or GridProgress()
+    from onea.research.runs.reuse import InputChecker
+
+    executor, progress, checker = executor or InProcess(), progress or GridProgress(), InputChecker()
     unique: dict[str, RunConfig] = {}
     for config in configs:
         unique.setdefault(config.key(), config)
-    outdated = _find_outdated(unique.values(), store)
-    skipped = [config for key, config in unique.items() if key not in outdated and store.find(config)]
-    progress.start(list(unique.values()), skipped)
-    done = outdated.keys() | {config.key() for config in skipped}
-    jobs = [RunJob(config, store.folder(config).absolute()) for key, config in unique.items() if key not in done]
     finished: list[RunConfig] = []
-    failures = dict(outdated)
-    for key, failure in outdated.items():
+    skipped: list[RunConfig] = []
+    failures: dict[str, Failure] = {}
+    jobs: list[RunJob] = []
+    for key, config in unique.items():
+        record = store.find(config)
+        if record is None:
+            jobs.append(RunJob(config, store.folder(config).absolute()))
+            continue
+        try:
+            checker.check(record, config, store.folder(config))
+            skipped.append(config)
+        except OneaError as error:
+            failures[key] = Failure(str(error))
+    progress.start(list(unique.values()), skipped)
+    for key, failure in failures.items():
         progress.end(unique[key], failure)
     results = executor.run(jobs, lambda job, task, tasks: progress.advance(job.config, task, tasks))
     with closing(results):  # ends the workers after an error here
         for result in results:
-            outcome = _store_result(result, store)
+            config, outcome = result.job.config, _store_result(result, store)
             if isinstance(outcome, Failure):
-                failures[result.job.config.key()] = outcome
+                failures[config.key()] = outcome
             else:
-                finished.append(result.job.config)
-            progress.end(result.job.config, outcome)
+                finished.append(config)
+            progress.end(config, outcome)
     return Outcome(tuple(finished), tuple(unique[key] for key in failures), tuple(skipped), failures)
-
-
-def _find_outdated(configs: Iterable[RunConfig], store: RecordStore) -> dict[str, Failure]:
-    """Finished runs whose images, weights or presets have changed, by key."""
-    from onea.research.runs.reuse import InputChecker
-
-    checker, outdated = InputChecker(), {}
-    for config in configs:
-        if record := store.find(config):
-            try:
-                checker.check(record, config, store.folder(config))
-            except OneaError as error:
-                outdated[config.key()] = Failure(str(error))
-    return outdated
 
 
 def _store_result(result: Result, store: RecordStore) -> Record | Failure:
