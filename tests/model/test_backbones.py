@@ -14,6 +14,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 from support.models import class_folders, onnx_runtime_or_skip, tiny_model
+from support.records import comparable_fields
 from support.tiny import Stopped, but_slow
 from support.toys import SHAPES, randomised, write_toy
 
@@ -24,7 +25,6 @@ from onea.model.export import export
 from onea.model.storage.card import card
 from onea.research.record import read_record
 from onea.research.runs.config import RunConfig, make_config
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.research.runs.setup import _geometry
 from onea.vit.network_config import NetworkConfig

@@ -311,8 +311,8 @@ class RunKilling(Killing):
         self.run()
 
     def found(self) -> dict[str, Any] | None:
-        from onea.research.runs.reuse import comparable_fields
         from onea.research.runs.runner import load_checkpoint, read_run
+        from support.records import comparable_fields
 
         record = read_run(self.folder)
         if record is None:
@@ -365,8 +365,8 @@ class PackKilling(RunKilling):
         return {file.name: file.read_bytes() if file.suffix == ".bin" else None for file in files}
 
     def figures(self) -> dict[str, Any]:
-        from onea.research.runs.reuse import comparable_fields
         from onea.research.runs.runner import read_run
+        from support.records import comparable_fields
 
         record = read_run(self.place / "out")
         assert record is not None

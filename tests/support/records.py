@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import copy
 from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import torch
 
+from onea.files import CHECKSUM
 from onea.merging.analysis import analyse
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
@@ -18,6 +20,12 @@ Record = dict[str, Any]
 NINE = (4, 11, 2, 9, 1, 6, 5, 8, 4)
 NAMES = ("suits", "greek", "dice", "digits", "yin-yang", "chess", "weather", "georgian", "music")
 VOID = {"meta", "img", "source", "br"}
+VOLATILE = ("timings", "memory", "dates", "environment", "stamps", CHECKSUM)  # differ between equal runs
+
+
+def comparable_fields(record: Record) -> Record:
+    """The fields of a record that are equal, bit for bit, for two runs with the same configuration."""
+    return {key: copy.deepcopy(value) for key, value in record.items() if key not in VOLATILE}
 
 
 def record(

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 from support.methods import prepared
+from support.records import comparable_fields
 
 from onea.errors import OneaError
 from onea.research.methods import METHODS, method_class
 from onea.research.runs.config import make_config
 from onea.research.runs.evaluation import FeatureCache, predict_tasks
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.runtime import Progress
 from onea.vit.batching import padded_size

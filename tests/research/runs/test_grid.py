@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from support.records import comparable_fields
 
 from onea.errors import OneaError
 from onea.learner.merged_adapter import AdapterCache
@@ -42,7 +43,6 @@ from onea.research.runs.grid import (
     run_job,
     with_adapter_caches,
 )
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime

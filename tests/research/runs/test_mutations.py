@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 from support.damage import accidents, check_sentence, content
 from support.malformed import ODD, leaves, replaced
+from support.records import comparable_fields
 
 from onea.errors import OneaError
 from onea.files import dump_with_checksum
 from onea.research.report.records import load_records
 from onea.research.runs.config import make_config
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import read_run, run
 from onea.runtime import Progress
 

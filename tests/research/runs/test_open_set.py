@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.methods import prepared
-from support.records import record
+from support.records import comparable_fields, record
 from support.tiny import Stopped
 
 from onea.research.cli.run import print_summary
@@ -21,7 +21,6 @@ from onea.research.report.records import split_by_classifier
 from onea.research.report.run_page import run_page
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.evaluation import open_set_auroc, predict_tasks
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 
 AREAS = [80.0, 75.0, 70.0, 65.0, 60.0, 55.0, 52.0, 51.0, None]

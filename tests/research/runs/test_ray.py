@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.records import comparable_fields
 
 from onea.errors import OneaError
 from onea.research.record import read_record
 from onea.research.runs.config import make_config
 from onea.research.runs.executors import RayExecutor, choose_executor
 from onea.research.runs.grid import GridProgress, RecordStore, run_grid
-from onea.research.runs.reuse import comparable_fields
 
 
 class Heard(GridProgress):

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from support import ROOT
 from support.malformed import leaves, replaced, without
+from support.records import comparable_fields
 from support.tiny import save_plain
 
 from onea.errors import OneaError
@@ -26,7 +27,7 @@ from onea.research.methods import METHODS
 from onea.research.record import find_record_files, read_record_file, write_record
 from onea.research.runs.config import make_config
 from onea.research.runs.grid import InProcess, RecordStore, run_grid
-from onea.research.runs.reuse import InputChecker, comparable_fields
+from onea.research.runs.reuse import InputChecker
 from onea.research.runs.runner import read_run, run
 from onea.runtime import Progress
 

@@ -19,12 +19,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import ROOT
+from support.records import comparable_fields
 from support.tiny import write_tiny_images
 
 from onea.errors import OneaError
 from onea.research.record import read_record, write_record
 from onea.research.runs.config import make_config, read_yaml
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import git_hash, run
 from onea.research.runs.setup import prepare
 from onea.runtime import Progress, make_runtime

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.records import comparable_fields
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from onea.cli import main
 from onea.errors import OneaError
 from onea.research.record import read_record
 from onea.research.runs.config import make_config
-from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.research.runs.tracking import Tracking, check_trackers, flat_parameters
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +11,6 @@ from typing import Any, TypeVar
 
 from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError, truncate
-from onea.files import CHECKSUM
 from onea.options import with_defaults
 from onea.research.methods import method_class
 from onea.research.record import Record
@@ -22,7 +20,6 @@ from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, weights_file_stamp
 
 T = TypeVar("T")
-_VOLATILE = ("timings", "memory", "dates", "environment", "stamps", CHECKSUM)  # differ between equal runs
 
 
 class InputChecker:
@@ -139,11 +136,6 @@ def _precision_remarks(record: Record, config: RunConfig) -> list[str]:
         if recorded != current:
             return [f"it was computed in {recorded}, and auto is {current} here; --precision {current} is another run"]
     return []
-
-
-def comparable_fields(record: Record) -> dict[str, Any]:
-    """The fields of a record that are equal, bit for bit, for two runs with the same configuration."""
-    return {key: copy.deepcopy(value) for key, value in record.items() if key not in _VOLATILE}
 
 
 def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onea import seeds
-from onea.data.dataset import Dataset, Split
+from onea.data.dataset import Dataset, Labels
 from onea.data.image_files import find_readable, sha256_of_files
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.transforms import Filter, Geometry, Preprocess
@@ -87,17 +87,13 @@ class PreparedRun:
         return self._task(index, classes, lambda: self._task(index, range(classes.stop)))
 
     def _task(self, index: int, classes: range, cumulative_task: Callable[[], Task] | None = None) -> Task:
-        labels = self.train.labels[self.train.rows]
-        rows = self._limit(self.train.rows[(labels >= classes.start) & (labels < classes.stop)])
+        labels, limits = self.train.labels, self.stream.samples
+        row_labels = labels[self.train.rows]
+        rows = self.train.rows[(row_labels >= classes.start) & (row_labels < classes.stop)]
+        if limits is not None:
+            rows = sample_per_class(rows, labels, self.seed, "long-tail", lambda position, _: limits[position])
         name = self.stream.names[index] if self.stream.names else f"task {index + 1}"
-        return Task(index, name, classes, self.train.images, rows, self.train.labels[rows], self.seed, cumulative_task)
-
-    def _limit(self, rows: Tensor) -> Tensor:
-        """At most as many images per class as a long-tailed stream allows."""
-        limits = self.stream.samples
-        if limits is None:
-            return rows
-        return sample_per_class(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
+        return Task(index, name, classes, self.train.images, rows, labels[rows], self.seed, cumulative_task)
 
 
 def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> PreparedRun:
@@ -105,13 +101,16 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     if config.protocol == "pilot":
         config = dataclasses.replace(config, normalise="none", geometry="resize-crop")
     weights_stamp = weights_file_stamp(config.backbone)
-    if (kind := method_class(config.method)).trains_network:
+    kind: Any = method_class(config.method)
+    if kind.trains_network:
         kind.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is fetched
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
     shape = dataset_size(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
-    method, options = _method(config, vit, stream, options_of(config, shape), runtime, adapter_cache)
+    options = options_of(config, shape)
+    shared = {"adapter_cache": adapter_cache} if issubclass(kind, AdapterMerging) else {}
+    method = kind(vit, options, runtime, StreamPlan(stream.classes, stream.tasks), **shared)
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
     train, test = _select_rows(config, train, test)
@@ -139,7 +138,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         },
         "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # tuples become lists
         "stream": stream.to_json(),
-        "options": options,
+        "options": dataclasses.asdict(options),
     }
     stamps = {"data": dataset.stamp, "backbone": weights_stamp or weights_file_stamp(config.backbone)}  # or downloaded
     return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
@@ -158,12 +157,12 @@ def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str
     their dataset covers the pixels.
     """
     if config.store == "exact":
-        return _by_split(sha256_of_files(split.files or ()) for split in (dataset.train, dataset.test))
-    return _by_split(packed.sha256 for packed in _pack(config, dataset, size))
+        return _by_split([sha256_of_files(split.files or ()) for split in (dataset.train, dataset.test)])
+    return _by_split([packed.sha256 for packed in _pack(config, dataset, size)])
 
 
-def _by_split(digests: Iterable[str]) -> dict[str, str]:
-    return {split: digest for split, digest in zip(("train", "test"), digests, strict=True) if digest}
+def _by_split(hashes: Sequence[str]) -> dict[str, str]:
+    return {split: value for split, value in zip(("train", "test"), hashes, strict=True) if value}
 
 
 def _should_compile(choice: str, runtime: Runtime, images: int) -> bool:
@@ -232,48 +231,44 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
     )
 
 
-def _method(
-    config: RunConfig,
-    vit: FrozenViT,
-    stream: Stream,
-    options: Any,
-    runtime: Runtime,
-    adapter_cache: AdapterCache | None,
-) -> tuple[Method, dict[str, Any]]:
-    kind = method_class(config.method)
-    plan = StreamPlan(stream.classes, stream.tasks)
-    if issubclass(kind, AdapterMerging):
-        return kind(vit, options, runtime, plan, adapter_cache), dataclasses.asdict(options)
-    return kind(vit, options, runtime, plan), dataclasses.asdict(options)
-
-
 def _images(
     config: RunConfig, dataset: Dataset, stream: Stream, preprocess: Preprocess, runtime: Runtime
 ) -> tuple[ImageSubset, ImageSubset, dict[str, Any]]:
+    """Training and test images, and the record's fields about them."""
+    splits = (dataset.train, dataset.test)
+    storages: list[tuple[Images, Labels]] = []  # with the rows of the split
+    skipped: list[str] = []
+    hashes: list[str] = []
+    stored: Any
+    if config.store == "exact":
+        stored = "exact"
+        for split in splits:
+            if split.files is None:
+                raise OneaError("--store exact reads the original files, and this dataset has none; use --store auto.")
+            rows, unreadable = find_readable(split, on_bad=config.on_bad, class_names=dataset.classes)
+            images = ExactImages([split.files[row] for row in rows], preprocess, runtime.device)
+            storages.append((images, rows))
+            skipped += unreadable
+            hashes.append(sha256_of_files(split.files))
+    else:
+        packs = _pack(config, dataset, preprocess.size)
+        stored = [packs[0].height, packs[0].width]
+        budget = None if config.budget is None else int(config.budget * 1e9)
+        total = sum(packed.pixels.nbytes for packed in packs)
+        tier = choose_storage_tier(total, budget, runtime.device) if config.store == "auto" else config.store
+        for packed in packs:
+            packed_images = PackedImages(packed.pixels, preprocess, runtime.device, tier, runtime.pixel_dtype)
+            storages.append((packed_images, packed.rows))
+            skipped += packed.skipped
+            hashes.append(packed.sha256)
     position = np.empty(stream.classes, dtype=np.int64)
     position[list(stream.class_order)] = np.arange(stream.classes)
-    splits = (dataset.train, dataset.test)
-    if config.store == "exact":
-        (train, skipped), (test, skipped_test) = (
-            _original_images(config, dataset, split, position, preprocess, runtime) for split in splits
-        )
-        digests = sha256_of_images(config, dataset, 0)
-        return train, test, {"stored": "exact", "skipped": skipped + skipped_test, "sha256": digests}
-    packs = _pack(config, dataset, preprocess.size)
-    budget = None if config.budget is None else int(config.budget * 1e9)
-    total = sum(packed.pixels.nbytes for packed in packs)
-    tier = choose_storage_tier(total, budget, runtime.device) if config.store == "auto" else config.store
     train, test = (
-        ImageSubset(
-            PackedImages(packed.pixels, preprocess, runtime.device, tier, runtime.pixel_dtype),
-            torch.from_numpy(position[split.labels[packed.rows]]),
-            torch.arange(len(packed.rows)),
-        )
-        for packed, split in zip(packs, splits, strict=True)
+        ImageSubset(images, torch.from_numpy(position[split.labels[rows]]), torch.arange(len(rows)))
+        for (images, rows), split in zip(storages, splits, strict=True)
     )
-    stored = {"stored": [packs[0].height, packs[0].width], "skipped": [line for p in packs for line in p.skipped]}
-    hashes = _by_split(packed.sha256 for packed in packs)
-    return train, test, stored | ({"sha256": hashes} if hashes else {})
+    by_split = _by_split(hashes)
+    return train, test, {"stored": stored, "skipped": skipped, **({"sha256": by_split} if by_split else {})}
 
 
 def _pack(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
@@ -315,22 +310,6 @@ def sample_per_class(rows: Tensor, labels: Tensor, seed: int, purpose: str, coun
         order = torch.randperm(len(of_class), generator=seeds.generator(seed, position, purpose))
         samples.append(of_class[order[: count(position, len(of_class))]])
     return torch.cat(samples).sort().values
-
-
-def _original_images(
-    config: RunConfig,
-    dataset: Dataset,
-    split: Split,
-    position: np.ndarray[Any, Any],
-    preprocess: Preprocess,
-    runtime: Runtime,
-) -> tuple[ImageSubset, list[str]]:
-    """The files that can be read, and the errors of the others."""
-    if split.files is None:
-        raise OneaError("--store exact reads the original files, and this dataset has none; use --store auto.")
-    rows, skipped = find_readable(split, on_bad=config.on_bad, class_names=dataset.classes)
-    images = ExactImages([split.files[row] for row in rows], preprocess, runtime.device)
-    return ImageSubset(images, torch.from_numpy(position[split.labels[rows]]), torch.arange(len(rows))), skipped
 
 
 def options_of(config: RunConfig, shape: DatasetSize) -> Any:
