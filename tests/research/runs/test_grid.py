@@ -36,6 +36,7 @@ from onea.research.runs.grid import (
     GridProgress,
     InProcess,
     RecordStore,
+    Result,
     RunJob,
     first_of_each_training,
     ignore_progress,
@@ -154,9 +155,7 @@ def test_other_and_damaged_files_are_skipped(quick, store):
 
 
 def test_a_damaged_failure_file_is_reported(quick, store):
-    from onea.research.runs.grid import Failure
-
-    store.write_failure(quick(), Failure("It rained."))
+    store.save(Result(RunJob(quick(), store.folder(quick())), Failure("It rained.")))
     path = store.folder(quick()) / "failure.json"
     for change in ({"error": 5}, {"attempts": "x"}, {"attempts": []}, {"date": None}):
         path.write_text(json.dumps(json.loads(path.read_text()) | change))

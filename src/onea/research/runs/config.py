@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -229,7 +230,9 @@ def _parse_yaml(text: str) -> Any:
             parent = stack.pop()
             if isinstance(parent, yaml.CollectionNode):
                 if isinstance(parent, yaml.MappingNode):
-                    _check_unique([key.value for key, _ in parent.value if isinstance(key, yaml.ScalarNode)])
+                    keys = Counter(key.value for key, _ in parent.value if isinstance(key, yaml.ScalarNode))
+                    if duplicate := next((key for key, count in keys.items() if count > 1), None):
+                        raise ValueError(f"duplicate key '{duplicate}'")
                 children = [node for item in parent.value for node in (item if isinstance(item, tuple) else (item,))]
                 stack += children
                 budget -= len(children)
@@ -238,8 +241,3 @@ def _parse_yaml(text: str) -> Any:
         return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
-
-
-def _check_unique(names: list[str]) -> None:
-    if duplicate := next((name for place, name in enumerate(names) if name in names[:place]), None):
-        raise ValueError(f"duplicate key '{duplicate}'")

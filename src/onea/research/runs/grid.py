@@ -194,18 +194,20 @@ class RecordStore:
             if record and is_reportable(record) and record["status"] == "finished":
                 yield record
 
-    def add(self, config: RunConfig, record: Record) -> None:
-        """Write a record that was made elsewhere, such as on another machine of a cluster."""
-        write_record(self.folder(config), record)
-
-    def write_failure(self, config: RunConfig, failure: Failure) -> None:
-        """Write why a run failed; its finished tasks stay and are not learned again."""
+    def save(self, result: Result) -> Record | Failure:
+        """Write the result of a job: its record, if it was made on another machine, or why it failed."""
+        config, failure = result.job.config, result.failure
+        if failure is None:
+            if result.record is not None and self.find(config) is None:
+                write_record(self.folder(config), result.record)
+            if record := self.find(config):
+                (self.folder(config) / _FAILURE).unlink(missing_ok=True)
+                return record
+            failure = Failure(f"The run ended without a record in {self.folder(config)}; run it again.")
         content = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
-        write_json(self.folder(config) / _FAILURE, content)
-
-    def remove_failure(self, config: RunConfig) -> None:
-        """Remove the reason of an earlier failure."""
-        (self.folder(config) / _FAILURE).unlink(missing_ok=True)
+        with suppress(OneaError):  # the other runs go on even if this cannot be written
+            write_json(self.folder(config) / _FAILURE, content)
+        return failure
 
     def _read_finished(self, config: RunConfig) -> Record | None:
         """The record in the configuration's folder, if it is finished; raises for a damaged one or another run's."""
@@ -296,25 +298,10 @@ def run_grid(
     results = executor.run(jobs, lambda job, task, tasks: progress.advance(job.config, task, tasks))
     with closing(results):  # ends the workers after an error here
         for result in results:
-            config, outcome = result.job.config, _store_result(result, store)
+            config, outcome = result.job.config, store.save(result)
             if isinstance(outcome, Failure):
                 failures[config.key()] = outcome
             else:
                 finished.append(config)
             progress.end(config, outcome)
     return Outcome(tuple(finished), tuple(unique[key] for key in failures), tuple(skipped), failures)
-
-
-def _store_result(result: Result, store: RecordStore) -> Record | Failure:
-    """Write a result to the store."""
-    config, failure = result.job.config, result.failure
-    if failure is None:
-        if result.record is not None and store.find(config) is None:
-            store.add(config, result.record)
-        if record := store.find(config):
-            store.remove_failure(config)
-            return record
-        failure = Failure(f"The run ended without a record in {store.folder(config)}; run it again.")
-    with suppress(OneaError):  # the other runs go on even if this cannot be written
-        store.write_failure(config, failure)
-    return failure

@@ -84,8 +84,9 @@ def run(
     """
     folder, progress = Path(folder), progress or Progress()
     if record := _load_finished(config, folder, progress):
-        if is_main_process() and leftovers(folder, record):
-            _clean_up(folder)
+        if is_main_process() and leftovers(folder, record):  # of a kill in the last step; they do no harm
+            with suppress(OneaError), folder_lock(folder):
+                remove_leftovers(folder, read_run(folder) or record)
         return record
     check_writable(folder)
     check_no_model(folder)
@@ -105,18 +106,13 @@ def _load_finished(config: RunConfig, folder: Path, progress: Progress) -> Recor
     return record
 
 
-def _clean_up(folder: Path) -> None:
-    """Remove files that a kill in the last step of a run has left; one that cannot be removed does no harm."""
-    with suppress(OneaError), folder_lock(folder):
-        if record := read_run(folder):
-            remove_leftovers(folder, record)
-
-
 def _start_or_resume(config: RunConfig, folder: Path, progress: Progress, adapter_cache: AdapterCache | None) -> Record:
     record = read_run(folder)
     if record is not None:
         check_same_run(record, config, folder)
-    runtime = _runtime(config, record, progress)
+    # A resumed run keeps both: threads change the order of floating-point sums, and precision all results.
+    settings = {"precision": config.precision, "threads": config.threads} | (record["runtime"] if record else {})
+    runtime = make_runtime(config.device, settings["precision"], settings["threads"], progress)
     prepared = prepare(config, runtime, adapter_cache)
     if record is None:
         record = _new_record(config, prepared, runtime)
@@ -155,15 +151,8 @@ def _restore(prepared: PreparedRun, folder: Path, record: Record) -> None:
         ) from error
 
 
-def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:
-    # A resumed run keeps both: threads change the order of floating-point sums, and precision all results.
-    recorded = record["runtime"] if record else {}
-    precision, threads = recorded.get("precision", config.precision), recorded.get("threads", config.threads)
-    return make_runtime(config.device, precision, threads, progress)
-
-
 def _new_record(config: RunConfig, prepared: PreparedRun, runtime: Runtime) -> Record:
-    totals = prepared.test.labels[prepared.test.rows].bincount(minlength=prepared.stream.classes).tolist()
+    test = prepared.test
     return {
         "status": "running",
         "config": config.identity(),
@@ -175,7 +164,7 @@ def _new_record(config: RunConfig, prepared: PreparedRun, runtime: Runtime) -> R
             "processes": runtime.processes.count,
             "compiled": prepared.compiled,
         },
-        "total": totals,
+        "total": test.labels[test.rows].bincount(minlength=prepared.stream.classes).tolist(),
         "correct": [],
         "tasks": [],
         "metrics": {},
@@ -245,10 +234,10 @@ def _learn_and_evaluate(
 def read_run(folder: Path) -> Record | None:
     """The record in a run's folder, if it is complete enough to resume the run."""
     record = read_record(folder)
-    if record is not None and not is_resumable(record):
-        file = record_path(folder)
-        raise OneaError(f"{file} is damaged; restore it from a copy, or delete that folder to run it again.")
-    return record
+    if record is None or is_resumable(record):
+        return record
+    path = record_path(folder)
+    raise OneaError(f"{path} is damaged; restore it from a copy, or delete that folder to run it again.")
 
 
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
@@ -322,5 +311,5 @@ def git_hash(folder: Path) -> str | None:
 def _processor_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, None) or platform.processor()

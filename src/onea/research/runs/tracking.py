@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from onea.errors import OneaError, did_you_mean, import_extra, install_command
@@ -41,17 +40,14 @@ class Tracking(Progress):
     def __enter__(self) -> Tracking:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._call_all("finish")
 
     def begin(self, record: Record) -> None:
         """Start the trackers and log the configuration."""
         self._record = record
         self._step = sum(len(task.get("losses", [])) + 1 for task in record["tasks"])
-        for name in self._names:
-            self._trackers[name] = self._start(name)
+        self._trackers = {name: self._start(name) for name in self._names}
         self._call_all("store_init_configuration", flat_parameters(record))
 
     def end_epoch(self, epoch: int, loss: float) -> None:
@@ -61,15 +57,14 @@ class Tracking(Progress):
     def end_task(self, task: int, accuracy: float) -> None:
         """Log the results of the task."""
         metrics = headline_metrics([self._record], machine_dependent=False)
-        results = {f"test/{key}": metric.value(self._record) for key, metric in metrics.items()}
-        values = {name: value for name, value in results.items() if value is not None}
+        values = {f"test/{key}": metric.value(self._record) for key, metric in metrics.items()}
         times = {f"time/{name}": seconds[-1] for name, seconds in self._record["timings"].items()}
-        classes = sum(each["classes"] for each in self._record["tasks"])
+        classes = sum(learned["classes"] for learned in self._record["tasks"])
         self._log({**values, **times, "stream/task": task + 1, "stream/classes": classes})
 
-    def _log(self, values: dict[str, float]) -> None:
+    def _log(self, values: dict[str, float | None]) -> None:
         self._step += 1
-        self._call_all("log", values, step=self._step)
+        self._call_all("log", {name: value for name, value in values.items() if value is not None}, step=self._step)
 
     def _start(self, name: str) -> Any:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
