@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look for every figure: sizes, colours that colour-blind readers can tell apart, and how files are written."""
+"""The common style of figures: sizes, colours for colour-blind readers, and saving."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onea.files import write_atomically
 
-if TYPE_CHECKING:  # matplotlib takes a noticeable fraction of a second to load, so it is loaded where it draws
+if TYPE_CHECKING:  # matplotlib is slow to import, so functions import it when needed
     from matplotlib.figure import Figure
 
 DPI = 160
@@ -20,7 +20,7 @@ INK = "#222222"
 MUTED = "#6b6b6b"
 GRID = "#e3e3e3"
 
-# Okabe and Ito's palette without its yellow, which vanishes on white.
+# Okabe and Ito's palette without its yellow, which is too pale on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 TITLE_SIZE = 11
@@ -61,17 +61,17 @@ RC: dict[str, Any] = {
 
 @contextmanager
 def theme() -> Iterator[None]:
-    """The house settings while a figure is built; whatever the caller had set returns afterwards."""
+    """Use this style while a figure is built, and restore the caller's settings afterwards."""
     import matplotlib
 
     with matplotlib.rc_context(RC), warnings.catch_warnings():
-        # Names in a script that the font lacks become boxes; nobody can help that, and the table has the names.
+        # Characters that the font lacks become boxes; the tables have these names in full.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches that lays itself out and needs no display."""
+    """An empty figure with this size in inches and automatic layout, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -82,16 +82,16 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def shades(count: int) -> list[tuple[float, float, float, float]]:
-    """Colours from dark to light along viridis, which stays ordered without colour vision and in grey print."""
+    """Colours from dark to light along viridis, whose order is visible without colour vision and in print."""
     from matplotlib import colormaps
 
-    brightest = 0.88  # the yellow end is too pale on white
-    picked = [colormaps["viridis"](brightest * i / max(count - 1, 1)) for i in range(count)]
-    return [(float(r), float(g), float(b), float(a)) for r, g, b, a in picked]
+    lightest = 0.88  # the yellow end is too pale on white
+    colours = [colormaps["viridis"](lightest * i / max(count - 1, 1)) for i in range(count)]
+    return [(float(r), float(g), float(b), float(a)) for r, g, b, a in colours]
 
 
 def tint(colour: str, strength: float) -> tuple[float, float, float]:
-    """A colour mixed with white: 1 leaves it, 0 is white. Unlike transparency, it hides the grid behind it.
+    """A colour mixed with white: strength 1 is the colour, 0 is white. Unlike transparency, it hides the grid.
 
     >>> tint("#000000", 0.25)
     (0.75, 0.75, 0.75)
@@ -103,7 +103,7 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
 
 
 def blues() -> Any:
-    """White to dark blue; grey where there is no number."""
+    """A colour map from white to dark blue; NaN is grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
     stops: list[Any] = ["#ffffff", tint(PALETTE[0], 0.45), "#00466e"]
@@ -111,7 +111,7 @@ def blues() -> Any:
 
 
 def round_numbers(count: int, most: int) -> list[int]:
-    """The first, the last and round numbers between, at most about so many.
+    """Tick positions from 1 to ``count``: both ends and round numbers in between, about ``most`` of them.
 
     >>> round_numbers(40, 9)
     [1, 5, 10, 15, 20, 25, 30, 35, 40]
@@ -124,7 +124,7 @@ def round_numbers(count: int, most: int) -> list[int]:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG, whole or not at all: a reader never meets half a file."""
+    """Write the figure as PNG atomically."""
     content = BytesIO()
     with theme():
         figure.savefig(content, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of every report, and its forms: Markdown, LaTeX, CSV and in a terminal.
-
-The best and the second best number of a column are marked, and missing runs are shown as such.
-"""
+"""Tables in Markdown, LaTeX, CSV and the terminal, with the best numbers of each column and missing runs marked."""
 
 from __future__ import annotations
 
@@ -21,21 +18,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Mark = Literal["best", "second"]
-MISSING = "–"  # where a number could be and none is
+MISSING = "–"  # an empty cell
 NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number over seeds.
+    """A mean over seeds.
 
     Attributes:
-        mean: over the seeds that have been run; None while there is none.
-        std: sample deviation over seeds; None for fewer than two.
-        seeds: how many were run.
-        wanted: how many the experiment asks for; fewer are a gap to mark.
-        reported: what the paper prints, as it prints it, such as ``88.23 ± 0.48``; None where it prints nothing.
-        competes: whether it may be the best of its column once it is complete.
+        mean: the mean over finished seeds; None without any.
+        std: sample standard deviation; None for fewer than two seeds.
+        seeds: number of finished seeds.
+        wanted: number of seeds of the experiment; missing ones are shown.
+        reported: the paper's number as printed there, such as ``88.23 ± 0.48``, if any.
+        competes: whether it may be marked as the best of its column once it is complete.
     """
 
     mean: float | None = None
@@ -47,12 +44,12 @@ class Value:
 
     @property
     def complete(self) -> bool:
-        """Whether every seed that the experiment asks for has been run."""
+        """Whether all seeds of the experiment are finished."""
         return self.mean is not None and self.seeds >= self.wanted
 
     @property
     def gap(self) -> str:
-        """What is missing: ``not run``, ``2/5 seeds``, or nothing.
+        """What is missing: ``not run`` or ``2/5 seeds``; empty if complete.
 
         >>> Value(mean=1.0, seeds=2, wanted=5).gap, Value(wanted=5).gap, Value().gap
         ('2/5 seeds', 'not run', '')
@@ -62,7 +59,7 @@ class Value:
         return f"{self.seeds}/{self.wanted} seeds" if self.mean is not None else NOT_RUN
 
     def text(self, digits: int) -> str:
-        """The number as it is printed, ``88.23 ± 0.48``; empty where there is none.
+        """Mean and deviation, such as ``88.23 ± 0.48``; empty without a mean.
 
         >>> Value(mean=88.234, std=0.4777, seeds=5, wanted=5).text(2)
         '88.23 ± 0.48'
@@ -81,11 +78,11 @@ class TableColumn:
     """One column.
 
     Attributes:
-        name: such as ``A_T``.
+        name: heading, such as ``A_T``.
         group: heading over neighbouring columns, such as a dataset.
-        higher_is_better: which of its numbers are marked.
-        digits: of its numbers, behind the decimal point.
-        align: numbers stand on the right, words on the left.
+        higher_is_better: whether the largest or the smallest number is the best.
+        digits: number of decimals.
+        align: right for numbers, left for text.
     """
 
     name: str
@@ -100,12 +97,12 @@ class Row:
     """One row.
 
     Attributes:
-        name: its first cell.
-        cells: one for each column, or a single one that holds for all of them.
+        name: the first cell.
+        cells: one cell per column, or a single one for all columns.
         group: heading over neighbouring rows.
-        note: what a reader must know about this row.
-        link: an address behind the name.
-        emphasised: whether the report is about this row more than about the others.
+        note: a caveat about this row.
+        link: address that the name links to.
+        emphasised: whether the row is highlighted.
     """
 
     name: str
@@ -121,10 +118,10 @@ class Table:
     """Rows by columns.
 
     Attributes:
-        title: one line.
-        notes: what a reader must know, the first one most of all (another backbone or dataset than the paper's).
-        corner: heading over the names of the rows.
-        mark_second: whether the second best of a column is marked too.
+        title: title in one line.
+        notes: caveats, such as another backbone or dataset than the paper's; the most important one first.
+        corner: heading over the row names.
+        mark_second: whether the second best number of a column is marked, too.
     """
 
     title: str
@@ -143,13 +140,13 @@ class Table:
         values: Mapping[tuple[str, int], Value],
         notes: Sequence[str] = (),
     ) -> Table:
-        """A table of numbers by row name and column index; a missing one is an empty cell."""
-        every = (Row(row, tuple(values.get((row, i), Value()) for i in range(len(columns)))) for row in rows)
-        return cls(title, tuple(columns), tuple(every), tuple(notes))
+        """A table of numbers by row name and column index; missing numbers are empty cells."""
+        filled = (Row(row, tuple(values.get((row, i), Value()) for i in range(len(columns)))) for row in rows)
+        return cls(title, tuple(columns), tuple(filled), tuple(notes))
 
     @classmethod
     def from_texts(cls, title: str, heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
-        """A table of finished texts; so many columns from the left hold words, the others numbers."""
+        """A table of formatted texts, with ``left`` left-aligned columns of text before the columns of numbers."""
         columns = tuple(
             TableColumn(head, align="left" if index < left else "right") for index, head in enumerate(heads)
         )
@@ -162,34 +159,36 @@ class Table:
 
     @property
     def row_notes(self) -> list[str]:
-        """The notes of single rows as sentences."""
+        """The notes of the rows as sentences."""
         return [f"{row.name}: {row.note}." for row in self.rows if row.note]
 
     def cells(self, row: Row) -> Iterator[tuple[int, TableColumn, Cell]]:
-        """Every column of a row: its index, itself and its cell."""
-        every = row.cells * len(self.columns) if len(row.cells) == 1 else row.cells
-        return zip(range(len(every)), self.columns, every, strict=True)
+        """Index, column and cell for each column of a row."""
+        cells = row.cells * len(self.columns) if len(row.cells) == 1 else row.cells
+        return zip(range(len(cells)), self.columns, cells, strict=True)
 
     def column_groups(self) -> list[tuple[str, int]]:
-        """Neighbouring columns of one group: its name and how many they are; nothing where no group has a name."""
-        groups = [(name, len(list(inside))) for name, inside in groupby(self.columns, key=lambda column: column.group)]
+        """Name and number of columns of each group of neighbouring columns; empty if no group has a name."""
+        groups = [
+            (name, len(list(members))) for name, members in groupby(self.columns, key=lambda column: column.group)
+        ]
         return groups if any(name for name, _ in groups) else []
 
     def marks(self) -> dict[tuple[str, int], Mark]:
-        """The best and the second best of each column, among complete cells and as printed; equal ones share a mark."""
-        found: dict[tuple[str, int], Mark] = {}
+        """The best and second best complete cells of each column; numbers that are printed equally share a mark."""
+        marks: dict[tuple[str, int], Mark] = {}
         values = self.values
         for index, column in enumerate(self.columns):
-            fair = {
+            rounded = {
                 key: round(value.mean, column.digits)
                 for key, value in values.items()
                 if key[1] == index and value.competes and value.complete and value.mean is not None
             }
-            if len(fair) < 2:
+            if len(rounded) < 2:
                 continue
-            ranked = sorted(set(fair.values()), reverse=column.higher_is_better)[: 1 + self.mark_second]
-            found |= {key: "best" if value == ranked[0] else "second" for key, value in fair.items() if value in ranked}
-        return found
+            best = sorted(set(rounded.values()), reverse=column.higher_is_better)[: 1 + self.mark_second]
+            marks |= {key: "best" if value == best[0] else "second" for key, value in rounded.items() if value in best}
+        return marks
 
 
 _LATEX = {
@@ -205,29 +204,29 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
-_WIDEST = 1000  # columns of a terminal
+_MAX_WIDTH = 1000  # characters per line of an unlimited terminal
 _COLOURS: dict[Mark, str] = {"best": "red", "second": "blue"}
 
 
 def markdown(table: Table) -> str:
-    """The table in Markdown: best in bold, second best in italics, gaps and reported numbers in words."""
+    """The table in Markdown: the best numbers in bold, the second best in italics."""
     marks = table.marks()
-    heads = [_plain(f"{column.group} {column.name}".strip()) for column in table.columns]
+    heads = [_escape_markdown(f"{column.group} {column.name}".strip()) for column in table.columns]
     rules = ["---:" if column.align == "right" else "---" for column in table.columns]
-    lines = [[_plain(table.corner), *heads], ["---", *rules]]
+    lines = [[_escape_markdown(table.corner), *heads], ["---", *rules]]
     for row in table.rows:
         cells = (_markdown_cell(c, column.digits, marks.get((row.name, i))) for i, column, c in table.cells(row))
-        lines.append([_plain(row.name), *cells])
+        lines.append([_escape_markdown(row.name), *cells])
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"**{_plain(table.title)}**\n\n{body}" + "".join(
-        f"\n{_plain(note)}\n" for note in (*table.notes, *table.row_notes)
+    return f"**{_escape_markdown(table.title)}**\n\n{body}" + "".join(
+        f"\n{_escape_markdown(note)}\n" for note in (*table.notes, *table.row_notes)
     )
 
 
 def latex(table: Table) -> str:
-    r"""The table for a paper: needs ``booktabs`` and ``xcolor``; best red and second blue, reported numbers in grey."""
+    r"""The table in LaTeX with ``booktabs`` and ``xcolor``: best in red, second best in blue, reported in grey."""
     marks = table.marks()
-    caption = " ".join(_latex(text.rstrip(".") + ".") for text in (table.title, *table.notes, *table.row_notes))
+    caption = " ".join(_escape_latex(text.rstrip(".") + ".") for text in (table.title, *table.notes, *table.row_notes))
     lines = [
         "% needs \\usepackage{booktabs} and \\usepackage{xcolor}",
         "\\begin{table}[t]",
@@ -240,64 +239,60 @@ def latex(table: Table) -> str:
     ]
     for row in table.rows:
         cells = (_latex_cell(c, column.digits, marks.get((row.name, i))) for i, column, c in table.cells(row))
-        lines.append(" & ".join([_latex(row.name), *cells]) + " \\\\")
+        lines.append(" & ".join([_escape_latex(row.name), *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
 
 
 def csv_text(table: Table) -> str:
-    """One line per cell, numbers unrounded; an empty field is a number that does not exist."""
+    """One line per cell with unrounded numbers; fields without a number are empty."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["row", "group", "column", "mean", "std", "seeds", "wanted", "reported"])
     for row in table.rows:
         for _, column, cell in table.cells(row):
-            told = [cell.mean, cell.std, cell.seeds, cell.wanted, cell.reported] if isinstance(cell, Value) else [cell]
-            writer.writerow([row.name, column.group, column.name, *told])
+            fields = (
+                [cell.mean, cell.std, cell.seeds, cell.wanted, cell.reported] if isinstance(cell, Value) else [cell]
+            )
+            writer.writerow([row.name, column.group, column.name, *fields])
     return buffer.getvalue()
 
 
-BY_ENDING = {"md": markdown, "tex": latex, "csv": csv_text}
+FORMATS = {"md": markdown, "tex": latex, "csv": csv_text}
 
 
 def terminal_style() -> dict[str, Any]:
-    """How tables look in a terminal, all alike: what ``rich.table.Table`` takes."""
+    """The arguments of ``rich.table.Table`` for all tables in a terminal."""
     from rich.box import SIMPLE_HEAD
 
-    return {
-        "box": SIMPLE_HEAD,
-        "padding": (0, 1, 0, 0),
-        "show_edge": False,
-        "title_justify": "left",
-        "caption_justify": "left",
-    }
+    return dict(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left", caption_justify="left")
 
 
 def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> TerminalTable:
-    """The table for a terminal, the best of each column in green.
+    """The table for a terminal without its notes, with the best number of each column in green.
 
     Args:
-        table: shown without its notes.
-        star: whether the best are also marked by a star, where there is no colour, and a line below says so.
+        table: the table.
+        star: whether the best numbers also have a star, which a caption explains.
         no_wrap: whether numbers stay on one line.
     """
     from rich.padding import Padding
     from rich.table import Table as TerminalTable
 
-    shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **terminal_style())
-    shown.add_column(_words(table.corner), overflow="fold")  # a name that is too long is shown on two lines, not cut
+    shown = TerminalTable(title=_terminal_text(table.title, "table.title") if table.title else None, **terminal_style())
+    shown.add_column(_terminal_text(table.corner), overflow="fold")  # long names are wrapped, not cut
     for column in table.columns:
-        heading = _words(f"{column.group}\n{column.name}".strip())
+        heading = _terminal_text(f"{column.group}\n{column.name}".strip())
         number = column.align == "right"
         shown.add_column(heading, justify=column.align, no_wrap=no_wrap and number, overflow="fold")
-    bests = {place for place, mark in table.marks().items() if mark == "best"}
-    starred = {index for _, index in bests} if star else set()
+    best_cells = {position for position, mark in table.marks().items() if mark == "best"}
+    starred = {index for _, index in best_cells} if star else set()
     for row in table.rows:
-        cells: list[Text | Padding] = [_words(row.name)]
+        cells: list[Text | Padding] = [_terminal_text(row.name)]
         for index, column, cell in table.cells(row):
-            best = (row.name, index) in bests
-            words = _words(_terminal_cell(cell, column.digits, star and best), "bold green" if best else "")
-            # Room for the star that a cell does not have keeps decimal points below each other.
-            cells.append(Padding(words, (0, 1, 0, 0)) if index in starred and not best else words)
+            best = (row.name, index) in best_cells
+            text = _terminal_text(_terminal_cell(cell, column.digits, star and best), "bold green" if best else "")
+            # Cells without a star are padded, so that decimal points are aligned.
+            cells.append(Padding(text, (0, 1, 0, 0)) if index in starred and not best else text)
         shown.add_row(*cells)
     if starred:
         shown.caption = "*: best of the column"
@@ -305,17 +300,14 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> Term
 
 
 def fit_terminal(table: Table, console: Console) -> TerminalTable:
-    """The table for this terminal: numbers stay on one line where there is room, and are never cut where there is not.
-
-    rich cuts what may not be wrapped, from the left column on, without a word.
-    """
+    """The table for this terminal: numbers are wrapped only if the terminal is too narrow; otherwise rich cuts them."""
     shown = terminal(table, no_wrap=True)
-    anywhere = console.options.update(max_width=_WIDEST)  # otherwise no table needs more than there is
-    return shown if console.measure(shown, options=anywhere).minimum <= console.width else terminal(table)
+    unlimited = console.options.update(max_width=_MAX_WIDTH)  # otherwise the measured width is limited
+    return shown if console.measure(shown, options=unlimited).minimum <= console.width else terminal(table)
 
 
-def _words(text: str, style: str = "") -> Text:
-    """Text that means nothing to a terminal or to rich."""
+def _terminal_text(text: str, style: str = "") -> Text:
+    """Text without control characters or markup."""
     from rich.text import Text
 
     return Text("\n".join(map(printable, text.split("\n"))), style)
@@ -331,21 +323,23 @@ def _terminal_cell(cell: Cell, digits: int, star: bool) -> str:
 
 def _markdown_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
     if isinstance(cell, str):
-        return _plain(cell)
+        return _escape_markdown(cell)
     sign, number = {"best": "**", "second": "*", None: ""}[mark], cell.text(digits)
     parts = [f"{sign}{number}{sign}" if number else "", f"({cell.gap})" if cell.gap else ""]
-    parts.append(f"[paper: {_plain(cell.reported)}]" if cell.reported else "")
+    parts.append(f"[paper: {_escape_markdown(cell.reported)}]" if cell.reported else "")
     return " ".join(part for part in parts if part) or MISSING
 
 
 def _latex_heads(table: Table) -> list[str]:
-    names = " & ".join(_latex(name) for name in (table.corner, *(column.name for column in table.columns))) + " \\\\"
+    names = (
+        " & ".join(_escape_latex(name) for name in (table.corner, *(column.name for column in table.columns))) + " \\\\"
+    )
     groups = table.column_groups()
     if not groups:
         return [names]
     spans, rules, start = [""], [], 2
     for group, count in groups:
-        spans.append(f"\\multicolumn{{{count}}}{{c}}{{{_latex(group)}}}")
+        spans.append(f"\\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}")
         rules.append(f"\\cmidrule(lr){{{start}-{start + count - 1}}}")
         start += count
     return [" & ".join(spans) + " \\\\", " ".join(rules), names]
@@ -353,27 +347,27 @@ def _latex_heads(table: Table) -> list[str]:
 
 def _latex_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
     if isinstance(cell, str):
-        return _latex(cell)
-    number = _latex(cell.text(digits))
+        return _escape_latex(cell)
+    number = _escape_latex(cell.text(digits))
     if mark:
         number = f"\\textcolor{{{_COLOURS[mark]}}}{{\\textbf{{{number}}}}}"
     parts = [number, f"\\textit{{({cell.gap})}}" if cell.gap else ""]
-    parts.append(f"{{\\scriptsize\\textcolor{{gray}}{{[{_latex(cell.reported)}]}}}}" if cell.reported else "")
-    return " ".join(part for part in parts if part) or _latex(MISSING)
+    parts.append(f"{{\\scriptsize\\textcolor{{gray}}{{[{_escape_latex(cell.reported)}]}}}}" if cell.reported else "")
+    return " ".join(part for part in parts if part) or _escape_latex(MISSING)
 
 
-def _latex(text: str) -> str:
-    """Text that LaTeX prints as it is, with the metrics as formulas.
+def _escape_latex(text: str) -> str:
+    """Text with escaped special characters, and metrics as formulas.
 
-    >>> _latex("50 % of A_T & more")
+    >>> _escape_latex("50 % of A_T & more")
     '50 \\\\% of $A_T$ \\\\& more'
     """
     safe = "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
     return safe.replace("A\\_T", "$A_T$").replace("A\\_t", "$A_t$")
 
 
-def _plain(text: str) -> str:
-    """Text that cannot end a Markdown cell, a line or an emphasis."""
+def _escape_markdown(text: str) -> str:
+    """Text on one line with the special characters of Markdown escaped."""
     escaped = " ".join(text.split()).replace("\\", "\\\\")
     for sign in "|*`<[":
         escaped = escaped.replace(sign, f"\\{sign}")

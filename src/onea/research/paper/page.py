@@ -47,7 +47,7 @@ def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tu
     drawn = pictures(plan, table, records)
     written = []
     if table:
-        written = [_write(folder / f"{name}.{end}", write(table)) for end, write in tables.BY_ENDING.items()]
+        written = [_write(folder / f"{name}.{end}", write(table)) for end, write in tables.FORMATS.items()]
     written += [style.save(picture.draw(), folder / f"{picture.name}.png") for picture in drawn]
     written.append(_write(folder / f"{name}.html", page(plan, table, drawn, records)))
     return table, written
