@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from onea.text import printable
@@ -169,9 +170,7 @@ class Table:
 
     def column_groups(self) -> list[tuple[str, int]]:
         """Name and number of columns of each group of neighbouring columns; empty if no group has a name."""
-        groups = [
-            (name, len(list(members))) for name, members in groupby(self.columns, key=lambda column: column.group)
-        ]
+        groups = [(name, len(list(columns))) for name, columns in groupby(self.columns, key=attrgetter("group"))]
         return groups if any(name for name, _ in groups) else []
 
     def marks(self) -> dict[tuple[str, int], Mark]:
@@ -250,10 +249,8 @@ def csv_text(table: Table) -> str:
     writer.writerow(["row", "group", "column", "mean", "std", "seeds", "wanted", "reported"])
     for row in table.rows:
         for _, column, cell in table.cells(row):
-            fields = (
-                [cell.mean, cell.std, cell.seeds, cell.wanted, cell.reported] if isinstance(cell, Value) else [cell]
-            )
-            writer.writerow([row.name, column.group, column.name, *fields])
+            data = [cell.mean, cell.std, cell.seeds, cell.wanted, cell.reported] if isinstance(cell, Value) else [cell]
+            writer.writerow([row.name, column.group, column.name, *data])
     return buffer.getvalue()
 
 
@@ -264,7 +261,13 @@ def terminal_style() -> dict[str, Any]:
     """The arguments of ``rich.table.Table`` for all tables in a terminal."""
     from rich.box import SIMPLE_HEAD
 
-    return dict(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left", caption_justify="left")
+    return {
+        "box": SIMPLE_HEAD,
+        "padding": (0, 1, 0, 0),
+        "show_edge": False,
+        "title_justify": "left",
+        "caption_justify": "left",
+    }
 
 
 def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> TerminalTable:
@@ -331,18 +334,17 @@ def _markdown_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
 
 
 def _latex_heads(table: Table) -> list[str]:
-    names = (
-        " & ".join(_escape_latex(name) for name in (table.corner, *(column.name for column in table.columns))) + " \\\\"
-    )
+    names = (table.corner, *(column.name for column in table.columns))
+    heads = " & ".join(map(_escape_latex, names)) + " \\\\"
     groups = table.column_groups()
     if not groups:
-        return [names]
+        return [heads]
     spans, rules, start = [""], [], 2
     for group, count in groups:
         spans.append(f"\\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}")
         rules.append(f"\\cmidrule(lr){{{start}-{start + count - 1}}}")
         start += count
-    return [" & ".join(spans) + " \\\\", " ".join(rules), names]
+    return [" & ".join(spans) + " \\\\", " ".join(rules), heads]
 
 
 def _latex_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
