@@ -39,7 +39,7 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
         labels = [file.parent.name for file in files]
         before = model.snapshot().state if update > 1 else None
         model.learn(files, labels)
-        engine, state = model._ready(), model.snapshot().state
+        engine, state = model._load_engine(), model.snapshot().state
         batch = read_labelled(files, labels, engine.side, "fail")
 
         options = dataclasses.replace(merging_options(state.options), carry=carry, guard=0.1, classifier="rgda")

@@ -180,7 +180,7 @@ def test_probabilities_are_calibrated(tiny_vit, many):
     labels = torch.from_numpy(np.repeat(np.arange(6), 60))
     accuracy = float((probabilities.argmax(1) == labels).double().mean())
     assert accuracy - 0.12 < float(probabilities.max(1).values.mean()) < accuracy + 0.05
-    raw = model.snapshot().similarities(many / "test").double()
+    raw = model.snapshot().compute_scores(many / "test").scores.double()
     fitted = F.nll_loss(probabilities.log(), labels)
     for other in (model.snapshot().state.temperature * 10, model.snapshot().state.temperature / 30):
         assert fitted < F.cross_entropy(raw / other, labels)

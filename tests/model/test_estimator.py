@@ -77,7 +77,7 @@ def test_single_classes_may_arrive_in_any_order(readout, relative, tiny_vit, tin
     assert not one.history[-1]["trained"]
     columns = [other.snapshot().classes.index(name) for name in one.snapshot().classes]
     files = tiny_images / "test"
-    similar = one.snapshot().similarities(files), other.snapshot().similarities(files)[:, columns]
+    similar = one.snapshot().compute_scores(files).scores, other.snapshot().compute_scores(files).scores[:, columns]
     torch.testing.assert_close(*similar, atol=1e-4, rtol=relative)
 
 
@@ -107,12 +107,14 @@ def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
 def test_forget_rename_and_undo(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     files = tiny_images / "test"
-    at_first, scores = model.predict_proba(files), model.snapshot().similarities(files).numpy()
+    at_first, scores = model.predict_proba(files), model.snapshot().compute_scores(files).scores.numpy()
     model.forget("class02")
     assert model.version == 2
     assert "class02" not in model.predict(files)
     now = model.snapshot()
-    np.testing.assert_allclose(now.similarities(files).numpy(), np.delete(scores, 2, axis=1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        now.compute_scores(files).scores.numpy(), np.delete(scores, 2, axis=1), rtol=1e-6, atol=1e-6
+    )
     remaining = np.delete(at_first, 2, axis=1)
     as_near = 1e-6 / now.state.temperature  # what the scores' tolerance means for probabilities
     shares = model.predict_proba(files)

@@ -100,7 +100,7 @@ def test_a_notebook_shows_the_bar_as_a_line_that_is_written_over(capsys):
     assert "learned" in plain
 
 
-MANY_IMAGES = np.zeros((progress_bar.MANY, 16, 16, 3), np.uint8)
+MANY_IMAGES = np.zeros((progress_bar.MIN_IMAGES, 16, 16, 3), np.uint8)
 
 
 @pytest.mark.parametrize("how", ["predict", "predict_proba", "predict_topk", "familiarity", "transform"])

@@ -66,7 +66,7 @@ def evaluate(
     from onea.model.evaluation.evaluation import evaluate as measure
     from onea.model.evaluation.pictures import confusion_picture, open_set_picture
     from onea.model.learning.images import CLASS_FOLDERS, check_folder
-    from onea.model.progress_bar import AskingBar
+    from onea.model.progress_bar import PredictionBar
     from onea.presentation.style import save
     from onea.text import printable
 
@@ -75,7 +75,7 @@ def evaluate(
     check_image_options(on_bad, max_megapixels)
     rate, unknown_folder = _rate_and_folder(unknown or [])
     snapshot = load_for(model, backbone=backbone, device=device, threads=threads, unknown=rate).snapshot()
-    with AskingBar() as bar:
+    with PredictionBar() as bar:
         found = measure(snapshot, folder, unknown=unknown_folder, on_bad=on_bad, progress=bar)  # type: ignore[arg-type]
     print_skipped(found.skipped)
     if as_json:

@@ -125,7 +125,7 @@ def predict(
     from onea.errors import OneaError
     from onea.model.estimator import load_for
     from onea.model.learning.images import find_images
-    from onea.model.progress_bar import AskingBar
+    from onea.model.progress_bar import PredictionBar
     from onea.text import printable
 
     if as_json and as_csv:
@@ -135,7 +135,7 @@ def predict(
         raise OneaError(f"--top is {top}; it must be at least 1.")
     files = [file for place in images for file in find_images(place)]
     snapshot = load_for(model, backbone=backbone, device=device, threads=threads, unknown=unknown).snapshot()
-    with AskingBar() as bar:
+    with PredictionBar() as bar:
         batch = snapshot.read(files, on_bad, bar)  # type: ignore[arg-type]
         answers = snapshot.answers(batch, top, progress=bar)
     print_skipped(batch.skipped)

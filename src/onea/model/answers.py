@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of one version of a model; it is immutable, so any number of threads can use it."""
+"""Predictions of one version of a model. A snapshot is immutable, so several threads can use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural
 
 MAJORITY = 0.5
-"""The probability that decides the verdict: more than this of none of the classes, or at least this of one class."""
+"""The probability for a verdict: ``unknown`` above it for none of the classes, ``answer`` from it on for one class."""
 
 Verdict = Literal["answer", "unsure", "unknown"]
 Likely = tuple[tuple[str, float], ...]
@@ -47,11 +47,10 @@ class Answer:
 
     Attributes:
         image: its path or number.
-        top: the most probable classes with their probabilities, best first, whatever the verdict.
+        top: the most probable classes with their probabilities, best first, for every verdict.
         none: the probability that it shows none of the classes; 0 if ``unknown`` is switched off.
         version: of the model.
-        candidates: of an unsure answer, the two or three classes that it may be: the fewest that have a majority
-            together.
+        candidates: for the verdict ``unsure``, the fewest classes, two or three, that have a majority together.
     """
 
     image: str
@@ -62,7 +61,7 @@ class Answer:
 
     @property
     def verdict(self) -> Verdict:
-        """``unknown`` if none of the classes has the majority, ``answer`` if one of them has it, or ``unsure``."""
+        """``unknown`` or ``answer``, if none or one of the classes has the majority; otherwise ``unsure``."""
         if self.none > MAJORITY:
             return "unknown"
         return "answer" if self.top[0][1] >= MAJORITY else "unsure"
@@ -84,7 +83,7 @@ class Answer:
         return f"unsure: {', '.join(names)} or {last}" if names else f"unsure: {last}"
 
     def as_json(self) -> dict[str, Any]:
-        """The answer as JSON, the same from the commands and the service."""
+        """The answer as values for JSON, in the commands and in the service."""
         return {
             "image": self.image,
             "class": self.label,
@@ -102,7 +101,7 @@ def _as_objects(likely: Likely) -> list[dict[str, Any]]:
 
 
 def candidates(ranked: Likely, none: float) -> Likely:
-    """The classes that an unsure answer may be: the fewest that have a majority together, two or three.
+    """The candidates of an unsure answer: the fewest classes, two or three, that have a majority together.
 
     >>> candidates((("kiwi", 0.4), ("lemon", 0.05), ("lime", 0.05), ("plum", 0.02)), 0.48)
     (('kiwi', 0.4), ('lemon', 0.05), ('lime', 0.05))
@@ -121,7 +120,7 @@ class Distribution:
 
     Attributes:
         classes: of each class, ``[N, classes]``.
-        none: of none of them, ``[N]``.
+        none: of none of the classes, ``[N]``.
     """
 
     classes: Tensor
@@ -146,7 +145,7 @@ class Scores:
     familiarity: Tensor
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
-        """The same in batches of these sizes."""
+        """The scores of consecutive images in batches of these sizes."""
         parts = zip(self.scores.split(list(sizes)), self.familiarity.split(list(sizes)), strict=True)
         return [Scores(scores, familiarity) for scores, familiarity in parts]
 
@@ -163,8 +162,8 @@ class Snapshot:
     Attributes:
         version: its number.
         classes: in the order of the columns of ``predict_proba``.
-        state: all that was learned.
-        engine: the network, which is used with ``adapters``.
+        state: of the model.
+        engine: the network.
         scorer: computes scores from features.
         familiarity: computes familiarity from features and scores.
         threshold: the familiarity below which an image is ``unknown``; minus infinity if none is.
@@ -181,17 +180,17 @@ class Snapshot:
 
     @property
     def version(self) -> int:
-        """The number of the update that made it."""
+        """The number of the version."""
         return self.state.version
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes it can predict."""
+        """The classes of the model."""
         return self.state.classes
 
     @property
     def side(self) -> int:
-        """Side of the squares that images are resized to."""
+        """Side of the square images, in pixels."""
         return self.engine.side
 
     def check_has_classes(self) -> None:
@@ -218,7 +217,7 @@ class Snapshot:
         return labels
 
     def predict_proba(self, images: Any, progress: Progress = NO_PROGRESS) -> npt.NDArray[np.float64]:
-        """The probability of each known class, ``[N, classes]``; a row adds up to 1 less that of none of them."""
+        """The probability of each class, ``[N, classes]``; with that of none of the classes, a row adds up to 1."""
         probabilities = self.probabilities(self.compute_scores(images, progress)).classes
         return cast(npt.NDArray[np.float64], probabilities.numpy())
 
@@ -252,10 +251,6 @@ class Snapshot:
         """Images decoded and resized for the network."""
         return read_unlabelled(images, self.engine.side, on_bad, progress)
 
-    def similarities(self, images: Any) -> Tensor:
-        """The score of each image for every class, ``[N, classes]``."""
-        return self.compute_scores(images).scores
-
     def compute_scores(self, images: Any, progress: Progress = NO_PROGRESS) -> Scores:
         """Scores of each image for every class, and its familiarity."""
         self.check_has_classes()
@@ -267,18 +262,18 @@ class Snapshot:
         return self.engine.features(batch.pixels, self.adapters, progress=progress)
 
     def score_features(self, features: Tensor) -> Scores:
-        """The same from features."""
+        """Scores and familiarity from features."""
         scores = self.scorer(features)
         if not bool(scores.isfinite().all()):
             raise OneaError("The model's scores are not finite, so it is damaged; go back with undo.")
         return Scores(scores, self.familiarity(features, scores))
 
     def probabilities(self, scores: Scores) -> Distribution:
-        """The probabilities of each class and of none of them; calibrated on held-out images."""
+        """The calibrated probabilities of each class and of none of the classes."""
         exact = scores.scores.double(), scores.familiarity.double()
         return Distribution(*calibration.probabilities(*exact, self.state.temperature, self.threshold, self.slope))
 
 
 def _rank(scores: Tensor) -> Tensor:
-    """Classes by descending score; of equal ones, the older class first."""
+    """Classes by descending score; the older class first if scores are equal."""
     return scores.sort(dim=1, descending=True, stable=True).indices

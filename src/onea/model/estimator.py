@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea.OneA``: teach it classes as they arrive, ask it what an image shows, save it, load it."""
+"""``onea.OneA``: an estimator that learns new classes in updates, predicts, and is saved and loaded."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ from onea.model.parameters import (
 from onea.model.reports import PhotoReport
 from onea.model.state import State
 from onea.model.storage.folder import StoredVersions, read_present, save
-from onea.model.versions import Versioned, Versions
+from onea.model.versions import VersionedModel, Versions
 from onea.runtime import NO_PROGRESS, Progress
 from onea.vit.network_config import NetworkConfig, depth_for_models
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class OneA(Versioned, Parameters):
-    """Learns new classes in updates of any size and says what an image shows.
+class OneA(VersionedModel, Parameters):
+    """An image classifier that learns new classes in updates of any size.
 
-    Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
-    whole numbers and come back as they were given; numbers turn into text once a class is named by text. Learning
-    prepares the next version separately and then replaces the old one at once, so other threads may ask meanwhile;
-    they get the old version's answers.
+    It is a scikit-learn estimator, for cross-validation, searches and pipelines. Labels are text or whole numbers;
+    predictions have the same type, or text if any class is named by text. An update prepares the next version
+    separately and then replaces the old one at once, so other threads can predict meanwhile, with the old version.
 
     >>> import numpy as np, onea
     >>> rng = np.random.default_rng(0)
@@ -70,52 +69,52 @@ class OneA(Versioned, Parameters):
     (0, 1, (1,))
     >>> model.learn_background(rng.integers(0, 255, (4, 40, 40, 3), dtype=np.uint8)).version  # none of the classes
     5
-    >>> model.fit(light, ["light"] * 6).classes_.tolist(), model.fit_transform(dark, ["dark"] * 6).shape  # from anew
+    >>> model.fit(light, ["light"] * 6).classes_.tolist(), model.fit_transform(dark, ["dark"] * 6).shape  # replaces all
     (['light'], (6, 384))
 
     Args:
         backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, takes smaller
             images and is less accurate), a timm ``architecture.tag`` name or a ``.safetensors`` file.
-        depth: how many of the network's blocks are used; 0 is all. By default all are, except the last block of
-            ``fast``: it is specialised in the classes that the network was made with, and is worse for others.
-        image_size: side in pixels of the images that the network takes, if not the side that its weights were made for.
-        unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); with
-            0 or None this answer is never given.
-        held_out: share of each new class's images that calibrates the answers instead of training.
-        keep: earlier versions that ``undo`` can go back to.
+        depth: the number of blocks of the network to use; 0 is all. By default all, but without the last block of
+            ``fast``, which is specialised in the classes that the network was trained on.
+        image_size: side in pixels of the input of the network; by default the side that it was trained on.
+        unknown: share of images of known classes that may be predicted as ``unknown`` (-1 if classes are numbers); with
+            0 or None, ``unknown`` is never predicted.
+        held_out: share of each new class's images that are used for calibration instead of training.
+        keep: the number of earlier versions for ``undo``.
         preset: how the adapter is trained and merged: ``auto`` (One-A+ in the upper blocks, on half of the patches,
             for three epochs), ``thorough`` (in all blocks, on all patches, for eight epochs: five times the work) or
             ``paper`` (One-A, as published).
-        epochs: over an update of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
+        epochs: for an update of ten classes; fewer for smaller updates, more for larger ones. The preset's, if None.
         learning_rate: the preset's, if None.
         batch_size: images per training step; the preset's, if None.
         rank: width of the adapter; the preset's, if None.
-        single_class: what an update of one class does to the adapter: ``skip`` (only its prototype is learned, in
+        single_class: whether an update of one class trains the adapter: ``skip`` (only its statistics are computed, in
             seconds) or ``train``.
         readout: the classifier: ``rgda`` (the likelihood of a Gaussian per class), ``slda`` (of Gaussians with one
             covariance), ``whitened`` (cosine to the prototypes, with features whitened by the pooled within-class
             covariance), ``ncm`` (cosine to the prototypes, as in the paper) or another that
             ``onea methods --classifiers`` lists.
-        views: how many versions of an image count when its class is learned: the image itself, then random crops. The
-            preset's, if None: 3 with ``thorough``; with ``auto`` 2, or the photo alone where the classes of an update
-            have 50 or more on average. A number that is given holds for every update. The paper has 1.
-        follow_drift: whether the statistics of old classes are carried along when the adapter changes (the paper: no).
-        mirror: whether an image flipped left to right still shows its class.
+        views: the number of views of an image in the statistics of its class: the whole image, then random crops. The
+            preset's, if None: 3 with ``thorough``; with ``auto`` 2, or 1 in an update with 50 or more images per class
+            on average. The paper has 1.
+        follow_drift: whether the statistics of old classes are updated when the adapter changes (in the paper: no).
+        mirror: whether training images may be flipped horizontally.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
-            preset). Models have ``min_share=0.5``: an update trains the adapter if it brings as many classes as the
-            adapter was trained on before, or more; any other learns statistics only, in seconds.
+            preset). Models have ``min_share=0.5``: an update trains the adapter if it has at least as many classes as
+            the adapter was trained on before; any other update computes statistics only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of an update that trains, and of random crops: ``auto``, ``bf16``, ``fp32`` or ``fp8`` (only of the
-            training steps). Answers are always computed in fp32.
+            training steps). Predictions are always computed in fp32.
         threads: CPU threads; 0 is all.
-        verbose: whether a terminal or a notebook shows a bar while the model learns or answers many images.
+        verbose: whether a terminal or a notebook shows a progress bar for updates and predictions of many images.
         seed: of all random numbers.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._engine: Engine | None = None
-        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as are the next three
+        self._preprocess: Mapping[str, Any] | None = None  # this and the next three: of a loaded model
         self._config: Mapping[str, Any] | None = None
         self._loaded_options: MergingOptions | None = None
         self._depth: int | None = None
@@ -124,27 +123,27 @@ class OneA(Versioned, Parameters):
     # scikit-learn's conventions
 
     def set_params(self, **params: Any) -> OneA:
-        """Change arguments; those that a taught model is made of can no longer change."""
+        """Change parameters; those in ``FIXED`` cannot change after the first update."""
         names = self.defaults().keys()
         for name, value in params.items():
             if name not in names:
                 raise OneaError(f"Unknown parameter '{name}'; {did_you_mean(name, names)}")
-            if self._snapshot and name in FIXED and value not in self._taught_with(name):
+            if self._snapshot and name in FIXED and value not in self._allowed_values(name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
-        if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
+        if self._snapshot:  # before that, scikit-learn expects errors from fit
             check_params(self.get_params() | params)
             check_integer_labels(self._snapshot.classes, self._snapshot.state.integer_labels, params.get("unknown"))
-        with self._changing:
+        with self._lock:
             for name, value in params.items():
                 setattr(self, name, value)
             if params.keys() & {"device", "precision", "threads", *NETWORK}:
                 self._engine = None
             if self._snapshot:
-                self._swap(self._snapshot.state)
+                self._set_present(self._snapshot.state)
         return self
 
     def __sklearn_tags__(self) -> Any:
-        from onea.model.conventions import tags
+        from onea.model.scikit_learn import tags
 
         return tags()
 
@@ -160,12 +159,12 @@ class OneA(Versioned, Parameters):
 
     @property
     def last_report(self) -> PhotoReport:
-        """Photos and files that need a look, by name, of the last update that this object learned; never saved."""
+        """Skipped photos, conflicts and ignored files of the last update of this object, by name; never saved."""
         return self._last_report
 
     def fit(self, X: Any, y: Any = None) -> OneA:
-        """Forget everything and learn these classes; a loaded model learns them as it was taught, whatever its age."""
-        with self._from_nothing():
+        """Forget all classes and learn these; a loaded model uses the options that it was saved with."""
+        with self._without_classes():
             return self.learn(X, y)
 
     def fit_transform(self, X: Any, y: Any = None) -> npt.NDArray[np.float32]:
@@ -181,31 +180,33 @@ class OneA(Versioned, Parameters):
         progress: Progress | bool | None = None,
         on_bad: OnBad = "fail",
     ) -> OneA:
-        """Learn new classes, or more images of known ones, as one update; everything known before is kept.
+        """Learn new classes, or more images of known ones, in one update; all other classes are kept.
 
-        A class that is taught again stays one class: its images add up, and in the merge it counts once, divided
-        between the kept adapter and the new one by the number of its images in each. An image that was taught before
-        as the same class, or comes twice, counts once.
+        Images of a known class are added to it. In the merge, the class is counted once, divided between the earlier
+        adapter and the new one by the number of its images in each. An image that was taught before as the same class,
+        or is a duplicate, is counted once.
 
         Args:
             images: a folder with one folder of images for each class; a Hugging Face dataset or a loader of
                 ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.
-            labels: the class of each image, where ``images`` does not say.
-            name: what the history calls this update.
-            progress: hears what is going on; or whether to show a bar, instead of what the model was made with.
-            on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
+            labels: the class of each image, if ``images`` has none.
+            name: of the update in the history.
+            progress: is notified of the progress; or whether to show a progress bar, by default ``verbose``.
+            on_bad: ``fail`` or ``skip`` images that cannot be read.
 
         Raises:
-            OneaError: one sentence about what is wrong; the model is as it was.
+            OneaError: the images or labels are invalid, or training failed; the model is unchanged.
         """
         started = time.perf_counter()
-        with self._changing, self._listener(progress) as listener:
+        with self._lock, self._learning_progress(progress) as reporter:
             check_params(self.get_params())
-            engine = self._ready()
+            engine = self._load_engine()
             state = (
-                self._snapshot.state if self._snapshot else initial_state(engine, self._chosen(engine), self.readout)
+                self._snapshot.state
+                if self._snapshot
+                else initial_state(engine, self._merging_options(engine), self.readout)
             )
-            listener.note("reading images")
+            reporter.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
             check_integer_labels(
                 [*state.classes, *(batch.labels or ())], has_integer_labels(state, batch), self.unknown
@@ -219,7 +220,7 @@ class OneA(Versioned, Parameters):
                 held_out=self.held_out,
                 follow_drift=self.follow_drift,
                 seed=self.seed,
-                progress=listener,
+                progress=reporter,
                 started=started,
             )
             self._commit(learned)
@@ -229,39 +230,39 @@ class OneA(Versioned, Parameters):
     def learn_background(
         self, images: Any, *, name: str | None = None, progress: Progress | bool | None = None, on_bad: OnBad = "fail"
     ) -> OneA:
-        """Learn what images look like that show none of the classes, as one update; no class changes.
+        """Learn images of none of the classes in one update, so that similar images are ``unknown``; no class changes.
 
-        An image that is nearer to one of them than to every class looks less familiar. Features of some of them are
-        kept, a random draw from all that were ever given.
+        An image that is nearer to one of them than to every class becomes less familiar. Features of a random sample of
+        all background images are stored.
 
         Args:
-            images: as ``predict`` takes them.
-            name: what the history calls this update.
-            progress: hears what is going on; or whether to show a bar, instead of what the model was made with.
-            on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
+            images: as for ``predict``.
+            name: of the update in the history.
+            progress: is notified of the progress; or whether to show a progress bar, by default ``verbose``.
+            on_bad: ``fail`` or ``skip`` images that cannot be read.
 
         Raises:
-            OneaError: no class was taught yet, or many of the images clearly show one; the model is as it was.
+            OneaError: the model has no class yet, or many of the images clearly show one; the model is unchanged.
         """
         started = time.perf_counter()
-        with self._changing, self._listener(progress) as listener:
+        with self._lock, self._learning_progress(progress) as reporter:
             current = self.snapshot()
-            listener.note("reading images")
+            reporter.note("reading images")
             batch = read_unlabelled(images, current.side, on_bad)
-            listener.note("looking at the background")
+            reporter.note("computing features")
             version = self._versions.next
             self._commit(learn_background(current, batch, version=version, name=name, seed=self.seed, started=started))
             self._last_report = PhotoReport(batch.skipped)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> OneA:
-        """``learn``, as scikit-learn calls it. ``classes`` need not be told in advance, so they are ignored."""
+        """``learn`` under scikit-learn's name; ``classes`` is ignored, because classes need not be known in advance."""
         return self.learn(X, y)
 
     # disk
 
     def save(self, path: str | Path) -> Path:
-        """Write the model folder, or bring it up to date; whole or not at all."""
+        """Write or update the model folder, atomically."""
         return save(self, Path(path))
 
     def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
@@ -284,31 +285,29 @@ class OneA(Versioned, Parameters):
             return model
 
     def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None, **given: Any) -> None:
-        """Become what was saved, with parameters given to be other: the present version, and where earlier ones are."""
+        """Set the state to a saved model; ``given`` are the parameters that replace saved ones."""
         self._preprocess, self._depth = present.preprocess, present.backbone.get("depth", 0)
-        # Earlier, every file was a plain ViT.
         self._config = present.backbone.get("config") or NetworkConfig().to_json()
-        engine = self._ready()
+        engine = self._load_engine()
         engine.check_backbone(present.backbone)
         super().restore(present, versions, stored)
-        if "preset" not in given:  # else fit() chooses by it
+        if "preset" not in given:  # otherwise fit() uses the preset's options
             self._loaded_options = change_options(present.options, options_among(given), engine.vit)
 
-    # inside
+    # helpers
 
-    def _taught_with(self, name: str) -> list[Any]:
-        """What a parameter of a taught model may be set to: what it is, or what the preset chose for it."""
+    def _allowed_values(self, name: str) -> list[Any]:
+        """The values that a fixed parameter may be set to: its value, or the value of the preset for None."""
         assert self._snapshot is not None
         options = self._snapshot.state.options
         return [getattr(self, name), *([options[name]] if name in OPTIONS and name in options else [])]
 
-    def _chosen(self, engine: Engine) -> MergingOptions:
+    def _merging_options(self, engine: Engine) -> MergingOptions:
         if self._loaded_options is not None:
             return self._loaded_options
         return choose_options(self.preset, options_among(self.get_params()), engine.vit)
 
-    def _listener(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
-        """Who hears what is going on: the caller's own listener, a bar, or nobody."""
+    def _learning_progress(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
         if isinstance(given, Progress):
             return contextlib.nullcontext(given)
         if not (self.verbose if given is None else given):
@@ -317,8 +316,8 @@ class OneA(Versioned, Parameters):
 
         return LearningBar()
 
-    def _ready(self) -> Engine:
-        with self._changing:
+    def _load_engine(self) -> Engine:
+        with self._lock:
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
                 depth = plain(self.depth) if self._depth is None else self._depth
@@ -339,10 +338,10 @@ def load(path: str | Path, **params: Any) -> OneA:
 
     Args:
         path: a folder that ``save`` or ``onea teach`` made.
-        params: of ``OneA``, to be other than saved, such as ``device="cuda"``.
+        params: of ``OneA``, to replace the saved ones, such as ``device="cuda"``.
 
     Raises:
-        OneaError: there is no model, it is damaged, of a newer format, or its backbone is not here.
+        OneaError: there is no model, it is damaged or of a newer format, or its backbone is missing.
     """
     folder = Path(path)
     manifest, present = read_present(folder)
@@ -354,7 +353,7 @@ def load(path: str | Path, **params: Any) -> OneA:
 
 
 def load_for(path: Path, **params: Any) -> OneA:
-    """The model in a folder, with those parameters that are not None; a rate of ``unknown`` must be one it can keep."""
+    """``load`` with the parameters that are not None; the held-out images must suffice for the rate of ``unknown``."""
     model = load(path, **{name: value for name, value in params.items() if value is not None})
     if params.get("unknown"):
         model.snapshot().check_unknown_rate(params["unknown"])

@@ -24,10 +24,10 @@ _NO_FOLDER = re.compile(r'.*[/\\:*?"<>|]|.*\.$|(con|prn|aux|nul|com\d|lpt\d)(\.|
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
 
 
-def name_of(label: Any) -> str:
+def class_name(label: Any) -> str:
     """The class name of a label. A whole number is written without a fraction; True and False are 1 and 0.
 
-    >>> [name_of(label) for label in ("apple", 3, 3.0, True)]
+    >>> [class_name(label) for label in ("apple", 3, 3.0, True)]
     ['apple', '3', '3', '1']
     """
     label = _plain(label)

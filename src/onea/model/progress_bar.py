@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work as it goes on: one line in a terminal or a notebook, and nothing anywhere else."""
+"""Progress bars: one line in a terminal or a notebook, and no output anywhere else."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.progress import Progress as Bars
 
 from onea.runtime import Progress
 
-MANY = 100  # images that take long enough for somebody to wonder
+MIN_IMAGES = 100  # for a progress bar of predictions
 
 
 class LearningBar(Progress):
-    """A bar over all epochs of an update, with the time left and what is going on."""
+    """A progress bar over all epochs of an update, with the time left and the current step."""
 
     _finished = "learned"
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
         notebook = console.is_jupyter
-        if notebook:  # as in a terminal: one line that is written over; rich's own way needs widgets to be installed
+        if notebook:  # overwrite one line as in a terminal, because rich's notebook output needs widgets
             console = Console(force_jupyter=False, force_terminal=True, width=100)
         self._bars = Bars(
             TextColumn("{task.description}", markup=False),
@@ -33,12 +33,11 @@ class LearningBar(Progress):
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
-            refresh_per_second=2 if notebook else 10,  # a notebook keeps every line that was written
-            transient=not notebook,  # a notebook cannot take a line back
+            refresh_per_second=2 if notebook else 10,  # a notebook stores every line
+            transient=not notebook,  # a notebook cannot clear a line
             disable=not console.is_terminal,
         )
         self._bar = self._bars.add_task("loading the network", total=None, note="")
-
         self._shown = False
 
     def __enter__(self) -> Self:
@@ -60,7 +59,7 @@ class LearningBar(Progress):
         self._bars.update(self._bar, note=f"epoch {epoch + 1}/{epochs}")
 
     def start_images(self, text: str, images: int) -> None:
-        """The bar is over these images from now on."""
+        """Restart the bar for these images."""
         self._bars.reset(self._bar, total=images, description=text, note="")
 
     def step(self, images: int) -> None:
@@ -68,7 +67,7 @@ class LearningBar(Progress):
         self._bars.update(self._bar, advance=images)
 
     def note(self, text: str) -> None:
-        """Say what is going on besides training."""
+        """Show a step besides training."""
         self._bars.update(self._bar, description=text, note="")
 
     def _show(self) -> None:
@@ -77,8 +76,8 @@ class LearningBar(Progress):
             self._shown = True
 
 
-class AskingBar(LearningBar):
-    """A bar over the images of a question: while they are read, then while they are looked at; none for a few."""
+class PredictionBar(LearningBar):
+    """A progress bar over many images: first while they are read, then while features are computed."""
 
     _finished = "answered"
 
@@ -86,7 +85,7 @@ class AskingBar(LearningBar):
         return self
 
     def start_images(self, text: str, images: int) -> None:
-        """Show the bar where they are many."""
-        if images >= MANY:
+        """Show the bar if there are many images."""
+        if images >= MIN_IMAGES:
             super().start_images(text, images)
             self._show()

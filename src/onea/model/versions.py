@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of versions: which stay when one is added, which number comes next, what going back removes."""
+"""Models in versions: predictions by the present version, changes that make the next one, and undo."""
 
 from __future__ import annotations
 
 import reprlib
 import sys
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from onea.data.image_files import OnBad
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.asking import Asking
 from onea.model.engine import Engine
-from onea.model.names import check_integer_labels, name_of
+from onea.model.evaluation.evaluation import Evaluation, evaluate
+from onea.model.evaluation.metrics import Counts
+from onea.model.learning.images import read_labelled
+from onea.model.names import check_integer_labels, class_name
 from onea.model.state import NO_CLASSES, State
 from onea.model.storage.erasure import erase
+from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural, utc_timestamp
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Versions:
-    """Numbers of the versions that a model keeps; estimator, model folder and service share these rules.
+    """Numbers of the versions that a model keeps.
 
     >>> first = Versions().committed(keep=1)
     >>> first.committed(keep=1).committed(keep=1)
@@ -39,8 +43,8 @@ class Versions:
     Versions(kept=(1, 3), counter=3)
 
     Attributes:
-        kept: oldest first; the last one is the present.
-        counter: the highest number ever given, so that none is used twice, even after undo.
+        kept: oldest first; the last one is the present version.
+        counter: the highest number so far, so that no number is used twice, even after undo.
     """
 
     kept: tuple[int, ...] = ()
@@ -53,11 +57,11 @@ class Versions:
 
     @property
     def next(self) -> int:
-        """The number that the next version gets."""
+        """The number of the next version."""
         return self.counter + 1
 
     def committed(self, keep: int) -> Versions:
-        """With one more version, and at most so many before it."""
+        """With one more version, and at most ``keep`` earlier ones."""
         return Versions((*self.kept, self.next)[-1 - keep :], self.next)
 
     def undone(self) -> Versions:
@@ -71,90 +75,165 @@ class Versions:
         return replace(self, kept=self.kept[:-1])
 
 
-class Versioned(Asking):
-    """A model in versions, one after each update; the present one answers, also while the next is prepared."""
+class VersionedModel(ABC):
+    """A model in versions, one for each update. Predictions come from the present one while the next is prepared.
+
+    Images are given as a path, a folder (all images below it), or any number of paths, Pillow images, arrays or
+    tensors.
+    """
 
     unknown: float | None
     keep: int
+    verbose: bool
 
     def __post_init__(self) -> None:
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
-        self._states: dict[int, State] = {}  # of the versions that are kept, as far as they were read or made here
-        self._stored: StoredVersions | None = None  # where the others are
+        self._states: dict[int, State] = {}  # of the kept versions in memory
+        self._stored: StoredVersions | None = None  # the other kept versions
         self._ancestry: frozenset[str] = frozenset()
-        self._changing = threading.RLock()
+        self._lock = threading.RLock()
 
     @abstractmethod
-    def _ready(self) -> Engine:
-        """What runs the network."""
+    def _load_engine(self) -> Engine:
+        """The network, which is loaded at the first call."""
+
+    def __repr__(self) -> str:
+        params = super().__repr__()
+        if self._snapshot is None:
+            return params
+        state = self._snapshot.state
+        classes = f"{plural(len(state.classes), 'class', 'classes')} {reprlib.repr(list(state.classes))}"
+        return (
+            f"<{params} knows {classes} from {plural(sum(state.images), 'image', 'images')}, version {state.version}>"
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._snapshot is not None
 
     @property
     def classes_(self) -> npt.NDArray[Any]:
-        """The classes it knows, sorted: the columns of ``predict_proba``."""
-        current = self._snapshot
-        if current is None:  # scikit-learn takes a missing attribute for an estimator that is not fitted
+        """The classes of the model, sorted: the columns of ``predict_proba``."""
+        if self._snapshot is None:  # scikit-learn regards an estimator without this attribute as not fitted
             raise AttributeError("classes_ is not there before a class was taught")
-        return np.sort(current.state.labels(current.classes))
+        return np.sort(self._snapshot.state.labels(self._snapshot.classes))
 
     @property
     def version(self) -> int:
-        """Number of the update that made the present state; 0 before the first. Never used twice, even after undo."""
+        """Number of the present version; 0 before the first update. No number is used twice, even after undo."""
         return self._versions.present
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Every update that made the present state, oldest first."""
+        """Every update of the present version, oldest first."""
         return [dict(update) for update in self._snapshot.state.updates] if self._snapshot else []
 
     @property
     def versions(self) -> Versions:
-        """The versions that are kept: those that ``undo`` can go back to, and the present one."""
+        """The kept versions: those that ``undo`` can go back to, and the present one."""
         *earlier, present = self._versions.kept or [0]
         kept = (version for version in earlier if version in self._states or version in (self._stored or ()))
         return replace(self._versions, kept=(*kept, present)) if present else self._versions
 
     def state(self, version: int) -> State:
-        """One of the versions that are kept; read from the model folder if need be."""
-        with self._changing:
+        """A kept version; it is read from the model folder if necessary."""
+        with self._lock:
             if version not in self._states:
                 assert self._stored is not None
                 self._states[version] = self._stored.read(version, self.snapshot().state)
             return self._states[version]
 
     def is_based_on(self, version: int, id: str) -> bool:
-        """Whether this model was once in the state of this id, so that no other model is overwritten."""
+        """Whether this model, and no other, once had this version with this id."""
         return id in self._ancestry or (version in self.versions.kept and self.state(version).id == id)
 
     def snapshot(self) -> Snapshot:
-        """The present version as an object that answers and never changes, whatever is learned meanwhile."""
+        """The present version as an immutable object, which later updates do not change."""
         current = self._snapshot
         if current is None:
             raise _not_taught()
         return current
 
-    def __repr__(self) -> str:
-        made = super().__repr__()
-        if self._snapshot is None:
-            return made
-        state = self._snapshot.state
-        names = reprlib.repr(list(state.classes))  # the first few
-        known = f"{plural(len(state.classes), 'class', 'classes')} {names}"
-        return f"<{made} knows {known} from {plural(sum(state.images), 'image', 'images')}, version {state.version}>"
+    # predictions
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._snapshot is not None
+    def _prediction_progress(self) -> AbstractContextManager[Progress]:
+        if not self.verbose:
+            return nullcontext(NO_PROGRESS)
+        from onea.model.progress_bar import PredictionBar
 
-    # changes that need no images
+        return PredictionBar()
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The class of each image, or ``unknown`` (-1 if classes are numbers)."""
+        current = self.snapshot()
+        with self._prediction_progress() as progress:
+            return current.state.labels(current.predict(X, progress).tolist())
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images.
+
+        A row and the probability that the image shows none of the classes add up to 1; with ``unknown=0``, the row.
+        """
+        current = self.snapshot()
+        with self._prediction_progress() as progress:
+            return current.predict_proba(X, progress)[:, np.argsort(current.state.labels(current.classes))]
+
+    def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
+        """The ``k`` most probable classes of each image, best first, with the probabilities of ``predict_proba``."""
+        current = self.snapshot()
+        labels = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
+        with self._prediction_progress() as progress:
+            predictions = current.predict_topk(X, k, progress)
+        return [[(labels[name], probability) for name, probability in top] for top in predictions]
+
+    def familiarity(self, X: Any) -> npt.NDArray[np.float64]:
+        """The similarity of each image to the taught images, ``[N]``; below ``threshold_`` it is ``unknown``."""
+        with self._prediction_progress() as progress:
+            values: npt.NDArray[np.float64] = self.snapshot().compute_scores(X, progress).familiarity.double().numpy()
+        return values
+
+    @property
+    def threshold_(self) -> float:
+        """The familiarity below which an image is ``unknown``; minus infinity if none is."""
+        return self.snapshot().threshold
+
+    def transform(self, X: Any) -> npt.NDArray[np.float32]:
+        """The features of each image by the network with its adapter, ``[N, width]``.
+
+        They are comparable only within a version, because updates change the adapter.
+        """
+        current = self.snapshot()
+        with self._prediction_progress() as progress:
+            features: npt.NDArray[np.float32] = current.features(X, progress).numpy()
+        return features
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The accuracy of ``predict``, as in ``evaluate``."""
+        current = self.snapshot()
+        with self._prediction_progress() as progress:
+            batch = read_labelled(X, y, current.side, None, progress, purpose="score")
+            assert batch.labels is not None
+            return Counts.from_predictions(batch.labels, current.predict(batch, progress).tolist()).accuracy
+
+    def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
+        """Accuracy, confusion matrix and mistakes on labelled images; a folder of class folders needs no ``y``.
+
+        ``print`` shows a summary, ``by_class`` has the results for each class, ``as_json()`` all results.
+        """
+        current = self.snapshot()
+        with self._prediction_progress() as progress:
+            return evaluate(current, X, y, on_bad=on_bad, progress=progress)
+
+    # changes without images
 
     def forget(self, *classes: str | int, everywhere: bool = False) -> Self:
-        """No longer answer these classes. What the adapter learned from their images stays in it.
+        """Remove classes. The adapter still contains what it learned from their images.
 
-        Earlier versions, to which ``undo`` can go back, still hold them. With ``everywhere`` these versions and the
-        names in the history are removed, too: there is no undo, and ``save`` leaves nothing of it in the model folder.
+        Earlier versions, to which ``undo`` can go back, still have the classes. With ``everywhere`` these versions and
+        the names in the history are removed, too: undo is impossible, and ``save`` removes them from the model folder.
         """
-        with self._changing:
-            names, state = [name_of(label) for label in classes], self.snapshot().state
+        with self._lock:
+            names, state = [class_name(label) for label in classes], self.snapshot().state
             if everywhere:
                 self._commit(erase(state, names, self._versions.next, utc_timestamp()), keep=0)
             else:
@@ -162,32 +241,32 @@ class Versioned(Asking):
         return self
 
     def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> Self:
-        """Call a class by another name; with ``merge``, one that is known: the two become one class."""
-        with self._changing:
-            before, names = self.snapshot().state, (name_of(old), name_of(new))
+        """Rename a class; with ``merge``, to the name of another class, which makes them one class."""
+        with self._lock:
+            before, names = self.snapshot().state, (class_name(old), class_name(new))
             state = (before.merge_classes if merge else before.rename)(*names, self._versions.next, utc_timestamp())
             check_integer_labels(state.classes, state.integer_labels, self.unknown)
             self._commit(state)
         return self
 
     def undo(self) -> Self:
-        """Go back to before the last update."""
-        with self._changing:
+        """Go back to the version before the last update."""
+        with self._lock:
             self.snapshot()
-            self._turn_to(self.versions.undone())
+            self._set_versions(self.versions.undone())
         return self
 
-    def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None) -> None:
-        """Become what was saved: the present version, and earlier ones as they are stored."""
-        self._states, self._stored = {present.version: present}, stored
-        self._turn_to(versions)
+    # versions
 
-    # inside
+    def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None) -> None:
+        """Set the state to a saved model: its present version and, as ``stored``, earlier ones."""
+        self._states, self._stored = {present.version: present}, stored
+        self._set_versions(versions)
 
     @contextmanager
-    def _from_nothing(self) -> Iterator[None]:
-        """Know nothing, so that what is learned meanwhile is all; after an error, know again what was known."""
-        with self._changing:
+    def _without_classes(self) -> Iterator[None]:
+        """Start from a model without classes; after an error, restore the classes."""
+        with self._lock:
             before = self._snapshot, self._versions
             self._snapshot, self._versions = None, Versions(counter=self._versions.counter)
             try:
@@ -198,22 +277,22 @@ class Versioned(Asking):
 
     def _commit(self, state: State, keep: int | None = None) -> None:
         self._states[state.version] = state
-        self._turn_to(self.versions.committed(self.keep if keep is None else keep))
+        self._set_versions(self.versions.committed(self.keep if keep is None else keep))
 
-    def _turn_to(self, versions: Versions) -> None:
-        """Make other versions the ones that are kept, the last of them the present."""
-        self._swap(self.state(versions.present))
+    def _set_versions(self, versions: Versions) -> None:
+        """Keep these versions; the last one is the present version."""
+        self._set_present(self.state(versions.present))
         self._versions = versions
         self._states = {version: state for version, state in self._states.items() if version in versions.kept}
 
-    def _swap(self, state: State) -> None:
-        self._snapshot = Snapshot(self._ready(), state, self.unknown)
+    def _set_present(self, state: State) -> None:
+        self._snapshot = Snapshot(self._load_engine(), state, self.unknown)
         self._ancestry |= {state.id}
 
 
 def _not_taught() -> OneaError:
-    if sys.modules.get("sklearn") is None:
+    if sys.modules.get("sklearn") is None:  # None: it must not be imported
         return OneaError(NO_CLASSES)
-    from onea.model.conventions import NotTaughtError
+    from onea.model.scikit_learn import NotTaughtError
 
     return NotTaughtError(NO_CLASSES)

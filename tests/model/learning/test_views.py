@@ -46,9 +46,9 @@ def count(monkeypatch):
     monkeypatch.setattr(Engine, "__init__", counting)
 
     def learned(model, files, names) -> list[int]:
-        model._ready().vit.__dict__["passed"] = [0, 0]
+        model._load_engine().vit.__dict__["passed"] = [0, 0]
         model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
-        return model._ready().vit.passed
+        return model._load_engine().vit.passed
 
     return learned
 
@@ -183,7 +183,7 @@ def test_the_default_does_little_more_than_look(tmp_path):
     photos = tmp_path / "images" / "train"
     # the rank has the share of the width that it has in the default network
     model = OneA(backbone=str(tmp_path / "vit.safetensors"), options={"rank": 11}, precision="fp32", threads=1)
-    engine = model._ready()
+    engine = model._load_engine()
     pixels = read_labelled(photos, None, engine.side).pixels
     look = count_flops(lambda: engine.features(pixels, NO_HOOKS))
     learn = count_flops(lambda: model.learn(photos))

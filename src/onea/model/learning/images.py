@@ -17,7 +17,7 @@ from onea.data.decode import BadImage, fit, read_image, upright_rgb
 from onea.data.folders import ClassTree, NoClassFoldersError, is_ignored, is_photo, read_tree, unreadable_folder
 from onea.data.image_files import OnBad, describe_unreadable, map_threaded
 from onea.errors import OneaError
-from onea.model.names import is_number, name_of
+from onea.model.names import class_name, is_number
 from onea.runtime import NO_PROGRESS, Progress
 
 CLASS_FOLDERS = "one folder of images for each class"
@@ -77,7 +77,7 @@ def read_labelled(
     if not items:
         learning = "learn from; give at least two for each new class"
         raise OneaError(f"There are no images to {learning if purpose == 'learn' else f'{purpose}; give some'}.")
-    names = [name_of(label) for label in found]
+    names = [class_name(label) for label in found]
     decoded = _decode(items, names, size, on_bad, progress)
     return replace(
         decoded, integer_labels=all(map(is_number, found)), ignored_files=ignored_files, group_folders=group_folders

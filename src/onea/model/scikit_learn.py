@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scikit-learn asks of an estimator besides its methods. Imported only where scikit-learn itself is."""
+"""The error and the tags that scikit-learn expects of an estimator. Imported only if scikit-learn is."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from onea.errors import OneaError
 
 
 class NotTaughtError(OneaError, NotFittedError):  # type: ignore[misc]  # scikit-learn has no types
-    """A model was asked before it was taught; scikit-learn's tools wait for its own error."""
+    """The model has no classes yet."""
 
 
 def tags() -> Any:
-    """A classifier of images, and a source of features: of arrays of paths or of pixels, but no tables."""
-    from sklearn.utils import (  # since 1.6, which alone asks for them
-        ClassifierTags,
-        InputTags,
-        Tags,
-        TargetTags,
-        TransformerTags,
-    )
+    """A classifier and transformer of arrays of paths or pixels, but not of tables."""
+    from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags, TransformerTags  # since scikit-learn 1.6
 
     return Tags(
         estimator_type="classifier",
