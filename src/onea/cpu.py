@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this CPU can do: bf16 products, usable cores, and how OpenMP threads wait.
+"""Properties of this CPU: bf16 products, usable cores, and how OpenMP threads wait.
 
 A CPU computes in bf16 if it has the instructions and they work. Some virtual machines announce AMX, the newest matrix
-instructions, and then kill a process that uses them ("illegal instruction"). A small product in a separate process
-finds out, once per machine.
+instructions, and then kill a process that uses them ("illegal instruction"). This is tested once per machine by a small
+product in a separate process.
 
-PyTorch brings GNU's OpenMP, whose threads spin while they wait. On a busy machine they take the cores from the threads
+PyTorch includes GNU's OpenMP, whose threads spin while they wait. On a busy machine they block the cores of the threads
 they wait for, and a prediction takes twenty times as long. ``OMP_WAIT_POLICY`` prevents that if it is set before torch
-is loaded. After that, more OpenMP threads than cores help: such a process spins only for a moment."""
+is imported. Afterwards, more OpenMP threads than cores help: threads of such a process spin only briefly."""
 
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ _TEST_PRODUCT = (
 )
 _EXPECTED = 384.0
 _TIMEOUT = 120  # seconds; importing torch from a cold disk takes a while
+_POLICY = "OMP_WAIT_POLICY"
+_ELEMENTS = 100_000  # enough for torch to divide a sum between threads
 
 
 @cache
 def has_bf16() -> bool:
     """Whether bf16 is faster than fp32; without the instructions it is emulated."""
-    return "avx512_bf16" in _flags() and _allowed() not in _WITHOUT_BF16 and not is_amx_broken()
+    return "avx512_bf16" in _flags() and _isa_limit() not in _WITHOUT_BF16 and not is_amx_broken()
 
 
 @cache
 def is_amx_broken() -> bool:
     """Whether bf16 products would kill the process."""
-    if "amx_bf16" not in _flags() or _allowed() in (*_WITHOUT_BF16, *_WITHOUT_AMX):
+    if "amx_bf16" not in _flags() or _isa_limit() in (*_WITHOUT_BF16, *_WITHOUT_AMX):
         return False
     from onea import __version__
 
-    machine = json.dumps([sorted(_flags()), platform.release(), _allowed(), __version__, sys.executable])
+    machine = json.dumps([sorted(_flags()), platform.release(), _isa_limit(), __version__, sys.executable])
     cached = cache_folder() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         return bool(json.loads(cached.read_bytes())["broken"])
@@ -84,23 +86,19 @@ def _flags() -> frozenset[str]:
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
-def _allowed() -> str:
+def _isa_limit() -> str:
     return os.environ.get(ISA_VARIABLE, "").upper()
 
 
-_POLICY = "OMP_WAIT_POLICY"
-_ELEMENTS = 100_000  # enough for torch to divide a sum between threads
-
-
 def set_passive_waiting() -> None:
-    """Set ``OMP_WAIT_POLICY=PASSIVE``, unless torch is loaded already or the user has set a policy."""
+    """Set ``OMP_WAIT_POLICY=PASSIVE``, unless torch is imported already or the user has set a policy."""
     if "torch" not in sys.modules:
         os.environ.setdefault(_POLICY, "PASSIVE")
 
 
 @cache
 def oversubscribe_threads() -> threading.Thread | None:
-    """Start more OpenMP threads than cores, which sleep for ever, if torch was loaded without a policy.
+    """Start more OpenMP threads than cores, which sleep for ever, if torch was imported without a policy.
 
     Changes PyTorch's thread count, which must be set afterwards.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs across several processes (``accelerate launch``, ``torchrun``) and Ray clusters; alone, nothing happens.
+"""Runs across several processes (``accelerate launch``, ``torchrun``) and Ray clusters.
 
-Each process uses the same stream, seeds and batches. A batch is sharded round-robin, position i to process i mod n, so
-that the whole batch can be gathered in its order."""
+Each process uses the same stream, seeds and batches. A batch is sharded round-robin, image i to process i mod n, so
+that the whole batch can be gathered in its order. A single process computes and waits for nothing extra."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and shows progress."""
+        """Whether this process writes files and shows progress."""
         return self.rank == 0
 
     def shard(self, batch: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Processes:
         return shard if len(shard) == length else torch.cat([shard, batch[-1:]])
 
     def gather(self, sharded: Tensor, total: int) -> Tensor:
-        """The whole batch in its order from the shards of all processes; gradients flow to the local shard.
+        """The whole batch in its original order from the shards of all processes; gradients flow to the local shard.
 
         Every process must compute the same loss from it, and ``average`` the gradients afterwards.
         """
@@ -89,12 +89,12 @@ class _Gather(torch.autograd.Function):
 
 
 def is_main_process() -> bool:
-    """Whether this process writes files and output, among those that a launcher started."""
+    """Whether this is the process of a launcher that writes files and output; true without a launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def join_processes(device: str) -> tuple[Processes, torch.device | None]:
-    """Join the processes that a launcher started; also returns the device of this process, None without a launcher."""
+    """Join the processes of a launcher; also returns the device of this process, None without a launcher."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Processes(), None
     state = import_extra("accelerate", "research").PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
@@ -135,7 +135,11 @@ def ray_cluster(address: str | None) -> Iterator[None]:
 
 
 def import_ray() -> Any:
-    """Ray, or an error that says how to install it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+    """Import Ray without telemetry.
+
+    Raises:
+        OneaError: it is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default, without the warning
     return import_extra("ray", "ray")

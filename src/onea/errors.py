@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
-_MAX_NAMES = 40  # in one message
-_MAX_VALUE = 80  # characters of a value in one message
+_MAX_NAMES = 40  # per message
+_MAX_VALUE = 80  # characters per value in a message
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -78,7 +78,7 @@ def import_extra(module: str, extra: str) -> Any:
 def install_command(extra: str) -> str:
     """The pip command that installs the packages of an extra for the running Python.
 
-    Packages are listed one by one, because no package index has onea itself.
+    Packages are listed individually, because onea is not on PyPI.
     """
     packages = dict.fromkeys(_packages(extra))
     return shlex.join([sys.executable or "python", "-m", "pip", "install", *packages])
@@ -105,5 +105,5 @@ def _packages(extra: str) -> Iterator[str]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out; torch and Pillow say so only in their messages."""
+    """Whether an error means that memory ran out; torch and Pillow have it only in their messages."""
     return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in _NO_MEMORY)

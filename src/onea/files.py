@@ -1,45 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing files safely.
 
-New content is complete on disk before the old name points to it, so a crash leaves no half-written file. In a folder
-from somebody else, a name may be a symbolic link, a pipe or a device: ``check_regular`` and ``read_regular`` accept
-regular files and folders only. JSON files can carry a checksum of their content."""
+Files are written under another name and then renamed, so a crash leaves no partial file. In an untrusted folder, a name
+may be a symbolic link, a pipe or a device: ``check_regular`` and ``read_regular`` accept regular files and folders
+only. JSON files can include a checksum of their content."""
 
 from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import json
+import math
 import os
 import stat
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from onea.errors import OneaError, truncate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-import hashlib
-import math
-from collections.abc import Mapping
-from typing import NoReturn
-
 MODEL_FILE = "model.json"
 """The file that marks a model folder."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk and of an exhausted quota."""
+CHECKSUM = "content_sha256"
+"""Key of the checksum in a JSON object."""
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 _MAX_BYTES = 2**30  # ten times the record of a stream with a thousand tasks and classes
 _JUNCTION = 0xA0000003  # links between folders on Windows, which S_ISLNK does not recognise
-# Where the system lacks one of these flags (Windows), lstat has just checked the name.
+# On systems without one of these flags (Windows), only lstat checks the name.
 _BINARY = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | _BINARY
-_NON_BLOCKING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its writer
+_NON_BLOCKING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe must not wait for its writer
 
 
 def cache_folder() -> Path:
@@ -76,7 +75,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until renames in a folder are on disk; Windows cannot open folders and does it by itself."""
+    """Wait until renames in a folder are on disk; Windows, which cannot open folders, does this itself."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:
@@ -88,12 +87,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any, remedy: str = "choose another folder") -> None:
-    """Replace ``path`` by this value as indented JSON; NaN is refused, because JSON has none."""
+    """Replace ``path`` by this value as indented JSON; NaN is refused, as JSON has none."""
     write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode(), remedy)
 
 
 def write_text(path: Path, text: str, remedy: str = "choose another folder") -> None:
-    """Replace ``path`` by this text in UTF-8; bytes of file names that are not UTF-8 are written as escapes."""
+    """Replace ``path`` by this text in UTF-8; bytes that are not UTF-8, as in file names, are escaped."""
     write_atomically(path, text.encode(errors="backslashreplace"), remedy)
 
 
@@ -108,8 +107,8 @@ def write_error(folder: Path, size: int, error: OSError, remedy: str) -> OneaErr
 def file_stamp(path: Path) -> str:
     """Size and times of a file, to detect changes without reading it; empty if the file does not exist.
 
-    An edit that restores the modification time still changes ``ctime``. On Windows ``ctime`` is the creation time, and
-    such an edit shows only in the content.
+    An edit that restores the modification time still changes ``ctime``, except on Windows, where ``ctime`` is the
+    creation time.
     """
     try:
         status = path.stat()
@@ -119,7 +118,7 @@ def file_stamp(path: Path) -> str:
 
 
 def check_path(path: Path) -> None:
-    """Refuse an impossible path: one that is too long or has characters that no file name can have."""
+    """Refuse a path that is too long or has invalid characters."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -130,7 +129,7 @@ def check_path(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, before hours of computation end there."""
+    """Refuse a folder that is not writable, before a long computation."""
     check_path(folder)
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -141,7 +140,7 @@ def check_writable(folder: Path) -> None:
 def check_no_model(folder: Path) -> None:
     """Refuse a model folder as the output folder of a run."""
     if os.path.lexists(folder / MODEL_FILE):
-        raise OneaError(f"{folder} holds a model, and runs need a folder of their own; choose another --out.")
+        raise OneaError(f"{folder} has a model, and runs need a separate folder; choose another --out.")
 
 
 def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
@@ -234,24 +233,17 @@ def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tens
         raise OneaError(f"{what} is damaged or not safetensors ({reason}); {remedy}.") from error
 
 
-CHECKSUM = "content_sha256"
-"""Key of the checksum."""
-_COMPACT: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
-
-
 class DamagedFile(Exception):  # noqa: N818
-    """The reason why a file is damaged; it becomes part of an error message."""
+    """The reason why a file is damaged, as part of an error message."""
 
 
 def dump_with_checksum(content: Mapping[str, Any]) -> bytes:
-    """A JSON object with these values and their checksum; NaN is refused, because JSON has none."""
+    """A JSON object with these values and their checksum, one line per value; NaN is refused, as JSON has none."""
     values = {name: value for name, value in content.items() if name != CHECKSUM}
-    return dump_json({**values, CHECKSUM: _digest(values)})
-
-
-def dump_json(content: Mapping[str, Any]) -> bytes:
-    """A JSON object with one line per value: readable, and still small for records with many numbers."""
-    lines = (f"{json.dumps(name)}:{json.dumps(value, **_COMPACT)}" for name, value in content.items())
+    lines = (
+        f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+        for name, value in (values | {CHECKSUM: _digest(values)}).items()
+    )
     return ("{" + ",\n".join(lines) + "}\n").encode()
 
 

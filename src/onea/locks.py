@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock files: one process at a time. The operating system releases the lock of a process that ends, however it ends."""
+"""Lock files: one process at a time. The operating system releases the locks of a process that exits or crashes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LOCK = "lock"
 
 @contextmanager
 def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder; new folders are removed again if they stay empty.
+    """Hold the lock of a folder, which is created if missing, and removed again if it stays empty.
 
     Args:
         folder: the folder.
-        wait: whether to wait for another holder instead of raising an error.
+        wait: whether to wait for another process instead of raising an error.
 
     Raises:
         OneaError: as ``file_lock``.
@@ -50,22 +50,22 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another folder") -> Iterator[None]:
-    """Hold the lock file ``path``. It is never removed: a lock on a removed file protects nothing.
+    """Hold the lock file ``path``, which is never removed, as a lock on a removed file is ineffective.
 
     Args:
         path: the lock file; it and its folder are created if missing.
-        wait: whether to wait for another holder instead of raising an error.
+        wait: whether to wait for another process instead of raising an error.
         remedy: end of the error message when the folder is not writable.
 
     Raises:
-        OneaError: another process holds the lock (the message says which, and since when), the path is not a regular
-            file, or its folder is not writable.
+        OneaError: another process holds the lock (the message names it), the path is not a regular file, or its folder
+            is not writable.
     """
     status = check_regular(path)
-    if status and status.st_nlink > 1:  # writing to it would change the other file, too
+    if status and status.st_nlink > 1:  # writing would change the other file, too
         raise OneaError(f"{path} is a hard link to another file; delete it and try again.")
     try:
-        lock = _acquired(path, wait)
+        lock = _acquire(path, wait)
     except Timeout:
         raise OneaError(
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
@@ -78,11 +78,11 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
         _write(path, _signature())
         yield
     finally:
-        _write(path, b"")  # a copy of the folder must not reveal the machine
+        _write(path, b"")  # a copied folder must not reveal the machine
         lock.release()
 
 
-def _acquired(path: Path, wait: bool) -> BaseFileLock:
+def _acquire(path: Path, wait: bool) -> BaseFileLock:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, timeout=-1 if wait else 0)
@@ -96,7 +96,7 @@ def _acquired(path: Path, wait: bool) -> BaseFileLock:
 
 
 def _write(path: Path, holder: bytes) -> None:
-    """Record the holder for the error message of other processes, if the locked file can be written."""
+    """Record the process for the error message of others, if the system allows writing to a locked file."""
     with suppress(OSError):
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open-set recognition metrics: AUROC, false positive rate at a true positive rate, and the OSCR curve.
 
-Pure functions on a familiarity score for each image: the higher, the more likely its class is known. Below a threshold
-an image is predicted to be of an unknown class. Rates lie between 0 and 1.
+Pure functions on a familiarity score for each image, which is higher for known classes. Below a threshold the
+prediction is *unknown*. Rates lie between 0 and 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0]))
     0.875
     """
-    known, unknown = _checked(known), _checked(unknown).sort().values
+    known, unknown = _check_scores(known), _check_scores(unknown).sort().values
     lower = torch.searchsorted(unknown, known).sum() + torch.searchsorted(unknown, known, right=True).sum()
     return int(lower) / (2 * len(known) * len(unknown))
 
@@ -56,34 +56,34 @@ def fpr_at_tpr(known: Tensor, unknown: Tensor, tpr_percent: int = 95) -> float:
     """
     if not 1 <= tpr_percent <= 100:
         raise OneaError(f"tpr_percent is {tpr_percent}; it must lie between 1 and 100.")
-    known, unknown = _checked(known), _checked(unknown)
-    needed = -(-tpr_percent * len(known) // 100)  # in whole numbers: 0.95 n can round to just above one
+    known, unknown = _check_scores(known), _check_scores(unknown)
+    needed = -(-tpr_percent * len(known) // 100)  # in integers, as 0.95 n may be rounded up
     threshold = known.sort(descending=True).values[needed - 1]
     return int((unknown >= threshold).sum()) / len(unknown)
 
 
 def rejection_rate(scores: Tensor, threshold: float) -> float:
-    """Fraction of images below a threshold, which are predicted as unknown.
+    """Fraction of images below a threshold, which are predicted as *unknown*.
 
     >>> rejection_rate(torch.tensor([1.0, 2.0, 3.0, 4.0]), 2.0)
     0.25
     """
-    return int((_checked(scores) < threshold).sum()) / len(scores)
+    return int((_check_scores(scores) < threshold).sum()) / len(scores)
 
 
 def oscr_curve(known: Tensor, correct: Tensor, unknown: Tensor) -> OpenSetCurve:
     """The OSCR curve, one point for each score that occurs.
 
     Args:
-        known: score of each image of a known class.
-        correct: whether each of them is correctly classified.
-        unknown: score of each image of an unknown class.
+        known: scores of images of known classes.
+        correct: whether each of these images is correctly classified.
+        unknown: scores of images of unknown classes.
 
     >>> curve = oscr_curve(torch.tensor([3.0, 2.0]), torch.tensor([True, False]), torch.tensor([2.0, 1.0]))
     >>> curve.fpr.tolist(), curve.ccr.tolist(), curve.area
     ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 0.5, 0.5], 0.5)
     """
-    known, unknown = _checked(known), _checked(unknown)
+    known, unknown = _check_scores(known), _check_scores(unknown)
     if correct.shape != known.shape:
         raise OneaError(f"{correct.numel()} predictions for {known.numel()} known images; give one for each.")
     thresholds = torch.cat([known, unknown]).unique().flip(0)
@@ -99,7 +99,7 @@ def _count_at_least(scores: Tensor, thresholds: Tensor) -> Tensor:
     return len(scores) - torch.searchsorted(scores.sort().values, thresholds)
 
 
-def _checked(scores: Tensor) -> Tensor:
+def _check_scores(scores: Tensor) -> Tensor:
     """Scores in float64, so that different precisions compare exactly."""
     if scores.dim() != 1 or not len(scores):
         raise OneaError(f"Scores of shape {list(scores.shape)}; give one number for each image, at least one.")

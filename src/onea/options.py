@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options as dataclasses: built from names and text, with errors that suggest the nearest valid name."""
+"""Options as dataclasses, built from names and text; errors suggest the nearest valid name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from onea.errors import OneaError, did_you_mean, truncate
 from onea.schema import Range
 
 T = TypeVar("T")
-LARGEST = 2**32 - 1  # whole number: the largest seed
-_MAX_FLOAT = 1e38  # what float32 tensors can hold
-_SAFE_THREADS = 256  # that every system can start
+LARGEST = 2**32 - 1  # integer; the largest seed
+_MAX_FLOAT = 1e38  # about the largest float32
+_SAFE_THREADS = 256  # supported by every system
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -41,7 +41,7 @@ class MachineOptions:
 
 
 class Validated:
-    """Base of dataclasses whose fields have a ``Range`` in their type, which subclasses inherit."""
+    """Base of dataclasses that checks the ``Range`` in the types of their fields."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -84,7 +84,7 @@ def make_options(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Convert a value to a type: a plain type, a ``Literal``, or one of these or None."""
+    """Convert a value to a plain type or a ``Literal``, each optionally ``| None``."""
     if get_origin(hint) in (types.UnionType, Union):
         if value is None or value == "none":
             return None
@@ -129,10 +129,10 @@ def _type_name(hint: Any) -> str:
 
 
 def check_threads(threads: int) -> None:
-    """Refuse an impossible number of CPU threads; 0 stands for all."""
-    most = max(_SAFE_THREADS, os.cpu_count() or 1)
-    if not 0 <= threads <= most:
-        raise OneaError(f"threads is {truncate(threads)}; give a number from 1 to {most}, or 0 for all.")
+    """Refuse an invalid number of CPU threads; 0 means all."""
+    maximum = max(_SAFE_THREADS, os.cpu_count() or 1)
+    if not 0 <= threads <= maximum:
+        raise OneaError(f"threads is {truncate(threads)}; give a number from 1 to {maximum}, or 0 for all.")
 
 
 def parse_arguments(arguments: list[str]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def parse_arguments(arguments: list[str]) -> dict[str, Any]:
 
 
 def parse_pairs(text: str, name: str = "the text") -> dict[str, str]:
-    """Options given as one argument.
+    """Options as comma-separated ``name=value`` pairs.
 
     >>> parse_pairs("density=0.2, scale=0.6")
     {'density': '0.2', 'scale': '0.6'}

@@ -19,9 +19,9 @@ class Registry:
     """Classes or objects by name, imported on first use.
 
     Attributes:
-        kind: what is registered, for messages.
+        kind: what is registered, for error messages.
         group: entry-point group of third-party packages.
-        builtin: name to ``module:attribute``, or to the object itself.
+        builtin: ``module:attribute``, or the object itself, by name.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Registry:
 
     @cached_property
     def names(self) -> dict[str, Any]:
-        """Every registered name and where its object is; entry points cannot replace built-in names."""
+        """All registered names with ``module:attribute`` or object; entry points cannot replace built-in names."""
         names = dict(self.builtin)
         for point in entry_points(group=self.group):
             if point.name in names:
@@ -42,9 +42,9 @@ class Registry:
         return names
 
     def register(self, name: str, value: Any) -> None:
-        """Add a class or object for this process only, for example in a notebook; packages use entry points.
+        """Add a class or object in this process only, for example in a notebook; packages use entry points.
 
-        It can be registered again, since notebook cells are run again; built-in and installed names cannot.
+        Registering a name again replaces the object, unless the name is built in or from an installed package.
 
         >>> shapes = Registry("shape", "onea.shapes", {"disc": "my_package:Disc"})
         >>> shapes.register("square", object())

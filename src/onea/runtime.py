@@ -20,10 +20,10 @@ from onea.options import check_threads
 
 
 class Progress:
-    """Callbacks of a run. These do nothing; a display overrides those that it shows."""
+    """Callbacks of a run, which do nothing; displays override those that they need."""
 
     def begin(self, record: Any) -> None:
-        """A run starts or resumes. The record is updated in place after every task."""
+        """A run starts or resumes; its record is updated in place after every task."""
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
         """A task starts (counted from 0)."""
@@ -44,18 +44,17 @@ class Progress:
         """A phase without a known number of images starts."""
 
     def remark(self, text: str) -> None:
-        """A message about a run that was finished before."""
+        """A message about a run that had finished before."""
 
     def end_task(self, task: int, accuracy: float) -> None:
-        """A task was learned and evaluated; accuracy over all classes seen, in percent."""
+        """A task was learned and evaluated, with this accuracy in percent over all classes seen."""
 
 
 NO_PROGRESS = Progress()
-"""Without callbacks."""
 
 
 class CombinedProgress(Progress):
-    """Several listeners as one: each call goes to all of them."""
+    """Forwards each call to several callbacks."""
 
     def __init__(self, *listeners: Progress) -> None:
         for name in (name for name in vars(Progress) if not name.startswith("_")):
@@ -72,7 +71,7 @@ def _call_each(functions: list[Callable[..., None]]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The resolved device settings of a run.
+    """Device, precision and threads of a run, without ``auto``.
 
     >>> Runtime(torch.device("cpu"), "bf16", threads=2).dtype
     torch.bfloat16
@@ -121,7 +120,7 @@ def make_runtime(
 
 
 def resolve_device(device: str, precision: str, assigned: torch.device | None = None) -> tuple[torch.device, str]:
-    """The device and precision that ``auto`` stands for; ``assigned`` is the device from a launcher.
+    """Resolve ``auto`` to a device and a precision; ``assigned`` is the device from a launcher.
 
     Raises:
         OneaError: the device is not available, or does not support the precision.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: the epochs of a task, the learning rate over them, and defaults that depend on the size of a dataset."""
+"""Number of epochs, learning rate schedules, and training defaults that depend on the size of a dataset."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 _EPOCHS, _IMAGES_PER_CLASS, _EXPONENT = 10, 500, 0.25
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 20
 _SMALL_TASK, _LARGE_TASK = 0.5, 1.5  # bounds of the epochs of a single task, relative to a task of average size
-_GROWTH = 0.5  # exponent of the number of classes in the epochs of a task, as One-A publishes it
-_BATCH_SIZES = ((2500, 128), (75, 64), (0, 32))  # from so many images of an average task on
+_GROWTH = 0.5  # exponent of the number of classes, as published
+_BATCH_SIZES = ((2500, 128), (75, 64), (0, 32))  # minimum images of an average task, and batch size
 
 
 def task_epochs(
@@ -31,7 +31,7 @@ def task_epochs(
 
 
 def cosine(epoch: int, epochs: int) -> float:
-    """Factor on the learning rate in an epoch (counted from 0): from one towards zero along a cosine.
+    """Cosine annealing: factor on the learning rate in an epoch (counted from 0), from one towards zero.
 
     >>> cosine(0, 4), round(cosine(2, 4), 3)
     (1.0, 0.5)
@@ -65,9 +65,9 @@ class DatasetSize:
     """The size of a stream of tasks.
 
     Attributes:
-        images: for training, of all tasks.
-        classes: of all tasks.
-        tasks: how many.
+        images: number of training images of all tasks.
+        classes: number of classes of all tasks.
+        tasks: number of tasks.
     """
 
     images: int
@@ -81,8 +81,8 @@ def training_defaults(size: DatasetSize, epochs: int | None = None) -> dict[str,
     The fewer images per class, the more epochs. Larger tasks are trained longer than smaller ones (``task_epochs``).
 
     Args:
-        size: of the stream.
-        epochs: for a task of average size, where they are given; the bounds follow them.
+        size: the size of the stream.
+        epochs: epochs of a task of average size, which also determine the bounds; None for the default.
 
     >>> training_defaults(DatasetSize(images=50_000, classes=100, tasks=10))
     {'batch_size': 128, 'epochs': 10, 'min_epochs': 5, 'max_epochs': 15, 'epoch_growth': 0.5}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declared types: ranges of numbers for options, and whether values read from JSON match a type."""
+"""Ranges of numbers in types, and checks of JSON values against types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import (
 )
 
 MAX_NUMBER = 2**53
-"""Bound of every number in JSON: beyond it, whole numbers are no longer exact as floats."""
+"""Bound of all numbers in JSON; larger integers are not exact as floats."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,9 @@ def matches(value: Any, hint: Any) -> bool:
 
 
 def mismatch(value: Any, hint: Any, name: str = "value") -> str:
-    """The first part of a value read from JSON that does not match a type; empty where all of it does.
+    """The first part of a value read from JSON that does not match a type; empty if all parts match.
 
-    A ``float`` may be a whole number, and no number is ``MAX_NUMBER`` or larger. Other keys than those of a
-    ``TypedDict`` are allowed.
+    A ``float`` may be an integer, and all numbers must be below ``MAX_NUMBER``. A ``TypedDict`` may have other keys.
 
     >>> mismatch({"images": [3, -1]}, dict[str, list[NotNegative]])
     "'images' is [3, -1]"
@@ -96,29 +95,27 @@ def mismatch(value: Any, hint: Any, name: str = "value") -> str:
     if origin in (Required, NotRequired):
         return mismatch(value, inner[0], name)
     if origin is Annotated:
-        allowed = (
-            all(value in each for each in inner[1:] if isinstance(each, Range)) if matches(value, inner[0]) else False
-        )
-        return "" if allowed else wrong
+        ranges = [extra for extra in inner[1:] if isinstance(extra, Range)]
+        return "" if matches(value, inner[0]) and all(value in allowed for allowed in ranges) else wrong
     if origin in (UnionType, Union):
-        return "" if any(matches(value, each) for each in inner) else wrong
+        return "" if any(matches(value, choice) for choice in inner) else wrong
     if is_typeddict(hint):
         return _field_mismatch(value, hint) if isinstance(value, dict) else wrong
     if origin in (dict, Mapping):
         if not isinstance(value, dict):
             return wrong
-        return next(filter(None, (mismatch(each, inner[1], key) for key, each in value.items())), "")
+        return next(filter(None, (mismatch(item, inner[1], key) for key, item in value.items())), "")
     if origin is list:
-        good = isinstance(value, list) and all(matches(each, inner[0]) for each in value)
+        valid = isinstance(value, list) and all(matches(item, inner[0]) for item in value)
     elif origin is tuple:
-        good = isinstance(value, list) and len(value) == len(inner) and all(map(matches, value, inner))
+        valid = isinstance(value, list) and len(value) == len(inner) and all(map(matches, value, inner))
     elif origin is Literal:
-        good = isinstance(value, str) and value in inner
+        valid = isinstance(value, str) and value in inner
     elif hint is float:
-        good = type(value) in (int, float) and abs(value) < MAX_NUMBER  # not for NaN
+        valid = type(value) in (int, float) and abs(value) < MAX_NUMBER  # not for NaN
     else:
-        good = hint is Any or (type(value) is hint and (hint is not int or abs(value) < MAX_NUMBER))
-    return "" if good else wrong
+        valid = hint is Any or (type(value) is hint and (hint is not int or abs(value) < MAX_NUMBER))
+    return "" if valid else wrong
 
 
 def _field_mismatch(value: dict[str, Any], fields: Any) -> str:

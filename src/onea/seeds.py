@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random seeds, derived from (run seed, task, purpose), so that a resumed run repeats an uninterrupted one."""
+"""Random seeds derived from (run seed, task, purpose), so that resumed and uninterrupted runs are identical."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def derive(seed: int, task: int, purpose: str) -> int:
 
 
 def generator(seed: int, task: int, purpose: str) -> torch.Generator:
-    """A random generator for one purpose of one task; on the CPU, so that results do not depend on the device."""
+    """A random generator for a purpose and task, on the CPU so that results do not depend on the device."""
     import torch
 
     return torch.Generator().manual_seed(derive(seed, task, purpose))

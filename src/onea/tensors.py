@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tensors, double precision, block-wise pairs of rows, and decompositions of small matrices.
+"""Helpers for named tensors, precision, blocks of rows, and decompositions of small matrices.
 
-Small matrices are decomposed by one thread on a CPU. Several threads would wait for each other at every column: with
-two of them, 12 matrices of 128 x 768 take three times as long. PyTorch has one thread count per process, which a new
-thread copies at its first operation. Threads that may start during a decomposition must set their own."""
+On a CPU, one thread decomposes small matrices. Several threads would wait for each other at every column: with two
+threads, 12 matrices of 128 x 768 take three times as long. PyTorch has one thread count per process, which a new thread
+copies at its first operation. Threads that may start during a decomposition must set their own count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def round_to_bfloat16(tensor: Tensor) -> Tensor:
-    """The tensor in float32, rounded to bfloat16, so that it can be stored in half the space."""
+    """The tensor in float32, rounded to bfloat16 to be stored in half the space."""
     return tensor.bfloat16().float()
 
 
@@ -60,7 +60,7 @@ def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-_SMALL_SIDE = 512  # of the short side; up to here one thread is faster
+_SMALL_SIDE = 512  # length of the short side up to which one thread is faster
 
 
 def svd(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ _MAX_WORD, _KEEP = 300, 100  # characters
 
 
 def printable(text: str) -> str:
-    r"""Text with control characters, changes of direction and the like as JSON escapes; JSON stays valid JSON.
+    r"""Text with control and direction characters as JSON escapes; valid JSON remains valid.
 
     >>> print(printable("Apfel\x1b[2J 苹果\n\u202e"))
     Apfel\u001b[2J 苹果\n\u202e
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def single_line(text: str) -> str:
-    r"""A message on one line with overlong words shortened, whatever it quotes.
+    r"""A message on one line with overlong words shortened.
 
     >>> len(single_line(f"Class '{'9' * 5000}' is\nunknown."))
     222
@@ -39,7 +39,7 @@ def plural(number: int, one: str, many: str) -> str:
 
 
 def list_names(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
-    """The first names of a list, and the number of the others.
+    """The first ``most`` names of a list, and the number of other names.
 
     >>> list_names(["kiwi", "lemon", "plum"]), list_names(["kiwi", "lemon", "plum"], most=1)
     ('kiwi, lemon and plum', 'kiwi and 2 more')

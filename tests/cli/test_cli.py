@@ -266,7 +266,7 @@ def test_the_folder_of_a_model_is_not_taken_for_runs(command, onea, shop):
     before = folder_hash(shop)
     code, _, err = onea(*command, "--out", str(shop))
     assert code == 2
-    assert err == f"onea: {shop} holds a model, and runs need a folder of their own; choose another --out.\n"
+    assert err == f"onea: {shop} has a model, and runs need a separate folder; choose another --out.\n"
     assert folder_hash(shop) == before
 
 
