@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accuracy of models against image size and training, on photos held out of the training side.
+
+    python benchmarks/models/frontier.py --data FOLDER --backbone ARCHITECTURE:FILE --out frontier.csv --workers 16 \
+        --sizes 112 224 --training frozen auto --photos 20 0 --rates 0.05 0.1
+
+FOLDER holds ``SET/CLASS/*``. A quarter of each class, chosen in groups of photos that look alike, is held out; the
+``--split`` numbers the choice. Each trial teaches all classes in one update, with at most ``--photos`` of each class (0
+is all), and classifies the held-out photos. ``frozen`` trains no adapter. Each finished trial is a row of ``--out``;
+the same command continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from onea.data.dataset import natural_key
+from onea.model.engine import Engine
+from onea.model.learning.images import DecodedImages, find_images, read_labelled
+from onea.model.learning.series import GROUPS, groups_by_class
+from onea.model.learning.update import initial_state, learn
+from onea.model.learning.update_images import held_out_rows
+from onea.model.parameters import choose_options
+from onea.model.state import State, empty_statistics
+
+HELD_OUT = 0.25
+READOUT = "rgda"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point: a set of photos, the size of the network's input and the training."""
+
+    data: str
+    split: int
+    photos: int
+    image_size: int
+    training: str
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial measured. Seconds are those of learning while other trials share the machine."""
+
+    classes: int
+    taught: int
+    held_out: int
+    accuracy: float
+    class_balanced: float
+    seconds: float
+
+
+COLUMNS = [field.name for kind in (Trial, Outcome) for field in fields(kind)]
+
+
+def trials(arguments: argparse.Namespace) -> list[Trial]:
+    """All combinations; a trial without training has no learning rate."""
+    return [
+        Trial(data, arguments.split, photos, size, training, rate)
+        for data in arguments.sets
+        for size in arguments.sizes
+        for training in arguments.training
+        for photos in arguments.photos
+        for rate in ([0.0] if training == "frozen" else arguments.rates)
+    ]
+
+
+def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
+    """The photos to teach and those to classify, each in the order of their classes and names."""
+    files = [
+        file
+        for place in sorted(folder.iterdir(), key=lambda place: natural_key(place.name))
+        for file in sorted(find_images(place), key=lambda file: natural_key(file.name))
+    ]
+    labels = [file.parent.name for file in files]
+    engine = Engine("fast", "auto", "auto", 1, mirror=True)
+    frozen = engine.adapters(initial_state(engine, choose_options("auto", {}, engine.vit), READOUT))
+    features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
+    names = sorted(set(labels), key=natural_key)
+    rows = torch.tensor([names.index(label) for label in labels])
+    groups = groups_by_class(features, rows, GROUPS)
+    held = set(held_out_rows(rows, names, groups, HELD_OUT, seed=split, update=0).tolist())
+    return [f for i, f in enumerate(files) if i not in held], [f for i, f in enumerate(files) if i in held]
+
+
+def at_most(batch: DecodedImages, photos: int, seed: int) -> DecodedImages:
+    """A random choice of so many photos of each class; 0 is all."""
+    assert batch.labels is not None
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)).tolist()
+    count: dict[str, int] = {}
+    chosen = []
+    for row in order:
+        name = batch.labels[row]
+        count[name] = count.get(name, 0) + 1
+        if not photos or count[name] <= photos:
+            chosen.append(row)
+    chosen.sort()
+    return replace(
+        batch,
+        pixels=batch.pixels[chosen],
+        labels=tuple(batch.labels[row] for row in chosen),
+        names=tuple(batch.names[row] for row in chosen),
+    )
+
+
+def frozen_state(engine: Engine, batch: DecodedImages) -> State:
+    """A model whose adapter was never trained."""
+    assert batch.labels is not None
+    state = initial_state(engine, choose_options("auto", {}, engine.vit), READOUT)
+    names = sorted(set(batch.labels), key=natural_key)
+    rows = torch.tensor([names.index(label) for label in batch.labels])
+    features = engine.features(batch.pixels, engine.adapters(state))
+    statistics = empty_statistics(READOUT, engine.vit.width).add(features, rows)
+    return replace(state, classes=tuple(names), statistics=statistics)
+
+
+def taught_state(engine: Engine, batch: DecodedImages, trial: Trial) -> State:
+    """A model that learned the photos in one update with a preset."""
+    options = choose_options(trial.training, {"learning_rate": trial.learning_rate}, engine.vit)
+    state = initial_state(engine, options, READOUT)
+    return learn(engine, state, batch, version=1, seed=trial.split)[0]
+
+
+def outcome(engine: Engine, state: State, taught: DecodedImages, held_out: DecodedImages, seconds: float) -> Outcome:
+    """Accuracy on held-out photos, of photos and as a mean over classes."""
+    assert held_out.labels is not None
+    features = engine.features(held_out.pixels, engine.adapters(state))
+    rows = torch.tensor([state.classes.index(label) for label in held_out.labels])
+    correct = (state.classifier.fit(state.statistics)(features).argmax(1) == rows).double()
+    per_class = [float(correct[rows == row].mean()) for row in rows.unique()]
+    return Outcome(
+        len(state.classes),
+        len(taught),
+        len(held_out),
+        round(100 * float(correct.mean()), 2),
+        round(100 * sum(per_class) / len(per_class), 2),
+        round(seconds, 1),
+    )
+
+
+def run_group(group: Sequence[Trial], photos: tuple[list[Path], list[Path]], backbone: str, out: Path) -> int:
+    """All trials of one set and size, whose photos are decoded once."""
+    engine = Engine(backbone, "auto", "auto", 1, mirror=True, image_size=group[0].image_size)
+    train, held_out = (
+        read_labelled([str(file) for file in files], [file.parent.name for file in files], engine.side)
+        for files in photos
+    )
+    for trial in group:
+        batch = at_most(train, trial.photos, trial.split)
+        started = time.perf_counter()
+        state = frozen_state(engine, batch) if trial.training == "frozen" else taught_state(engine, batch, trial)
+        row = (*astuple(trial), *astuple(outcome(engine, state, batch, held_out, time.perf_counter() - started)))
+        with out.open("a", newline="") as file:  # one short line, which systems append in one piece
+            csv.writer(file, lineterminator="\n").writerow(row)
+        print(*row, flush=True)
+    return len(group)
+
+
+def finished(out: Path) -> set[tuple[str, ...]]:
+    """Trials that are in the file."""
+    with out.open(newline="") as file:
+        return {tuple(row[field.name] for field in fields(Trial)) for row in csv.DictReader(file)}
+
+
+def main() -> None:
+    """Run the trials that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--backbone", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--sets", nargs="+", help="folders of --data; by default all")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[112])
+    parser.add_argument("--training", nargs="+", choices=("frozen", "auto", "thorough"), default=["frozen"])
+    parser.add_argument("--photos", nargs="+", type=int, default=[20])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.2])
+    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--per-worker", type=int, default=6, help="trials of one set and size in one process")
+    arguments = parser.parse_args()
+    arguments.sets = arguments.sets or sorted(place.name for place in arguments.data.iterdir())
+    if not arguments.out.exists():
+        arguments.out.write_text(",".join(COLUMNS) + "\n")
+    done = finished(arguments.out)
+    missing = [trial for trial in trials(arguments) if tuple(map(str, astuple(trial))) not in done]
+    by_size: dict[tuple[str, int], list[Trial]] = {}
+    for trial in missing:
+        by_size.setdefault((trial.data, trial.image_size), []).append(trial)
+    groups = [
+        each[i : i + arguments.per_worker]
+        for each in by_size.values()
+        for i in range(0, len(each), arguments.per_worker)
+    ]
+    groups.sort(key=lambda group: -group[0].image_size * len([t for t in group if t.training != "frozen"]))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
+        names = sorted({trial.data for trial in missing})
+        splits = dict(
+            zip(
+                names,
+                pool.map(split_photos, [arguments.data / n for n in names], [arguments.split] * len(names)),
+                strict=True,
+            )
+        )
+        jobs = [
+            pool.submit(run_group, group, splits[group[0].data], arguments.backbone, arguments.out) for group in groups
+        ]
+        for job in as_completed(jobs):
+            job.result()
+
+
+if __name__ == "__main__":
+    main()
