@@ -49,7 +49,7 @@ SETTINGS = {
     "docs/models.md": "2.25 5 90 50 25 70 97 100 0.2 0.4 0.5 1.6 2,000 2,936 2,485",
     "docs/official-code.md": "0.3 0.1 7,788 4,000 5,994 5,794",
     "docs/one-a-plus.md": "2,500",
-    "research/README.md": "20 10 5 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
+    "research/README.md": "20 10 5 0.05 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
     "docs/speed.md": "5",
     "docs/research.md": "1.5 4",
     "docs/results/README.md": "5,000 2,000",
