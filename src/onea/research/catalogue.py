@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backbones by name, as far as they can be told without their weights: size, what fits them, and their licence."""
+"""Backbones by name: size, methods that fit them, and licence; no weights are downloaded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Row = tuple[str, str]
 
 
 def describe(name: str) -> Iterator[Row]:
-    """What there is to know about a backbone; nothing is fetched.
+    """Properties of a backbone and their values.
 
     Raises:
         OneaError: it does not exist or cannot be used.
     """
     name = full_name(name)
-    vit = _looked_at(name)
+    vit = _load(name)
     millions = sum(parameter.numel() for parameter in vit.parameters()) / 1e6
     yield "backbone", name
     yield "input", f"{vit.size} x {vit.size} pixels" + (f", {vit.tokens:,} tokens" if vit.tokens else "")
@@ -36,16 +36,16 @@ def describe(name: str) -> Iterator[Row]:
 
 
 def matching(pattern: str) -> Iterator[Row]:
-    """The names that match a pattern with asterisks, each with its licence; without one, what all names look like."""
+    """Names that match a pattern with asterisks, and their licences; for an empty pattern, the kinds of names."""
     import timm
+    from timm.models import get_pretrained_cfg
 
     if not pattern:
-        for own in EMBEDDED:
-            yield own, "comes with onea, apache-2.0"
-        known = len(timm.list_pretrained())
+        yield from ((name, "comes with onea, apache-2.0") for name in EMBEDDED)
+        count = len(timm.list_pretrained())
         yield (
             "ARCHITECTURE.TAG",
-            f"one of {known:,} of timm; list some with a pattern: onea methods --backbones 'vit_*dinov3*'",
+            f"one of {count:,} of timm; list some with a pattern: onea methods --backbones 'vit_*dinov3*'",
         )
         yield "FILE.safetensors", "a file; ARCHITECTURE.TAG:FILE or plain:FILE where it does not say what it holds"
         return
@@ -53,17 +53,10 @@ def matching(pattern: str) -> Iterator[Row]:
     if not names:
         raise OneaError(f"timm has no weights whose name fits '{pattern}'; try 'vit_*' or 'convnext*'.")
     for name in names:
-        yield name, check_licence(name)
+        yield name, getattr(get_pretrained_cfg(name), "license", None) or "licence unknown"
 
 
-def check_licence(name: str) -> str:
-    """The licence of timm's weights, in a word."""
-    from timm.models import get_pretrained_cfg
-
-    return getattr(get_pretrained_cfg(name), "license", None) or "licence unknown"
-
-
-def _looked_at(name: str) -> FrozenViT:
+def _load(name: str) -> FrozenViT:
     if name in EMBEDDED or split_file_name(name):
         return load_backbone(name)
     config = timm_config(name)

@@ -127,23 +127,16 @@ def read_record_file(path: Path) -> Record:
     """
     content = read_regular(path, follow=True)
     try:
-        record = parse_json_object(_decompress(content) if path.suffix == ".gz" else content)
+        record = parse_json_object(gunzip(content) if path.suffix == ".gz" else content)
         if record.get("format") == FORMAT or CHECKSUM in record:
             verify_checksum(record)
-    except DamagedFile as reason:
+    except (DamagedFile, ValueError) as reason:
         raise OneaError(
             f"{path} is damaged ({reason}); restore it from a copy, or delete that folder to run it again."
         ) from reason
     if record.get("format") not in range(1, FORMAT + 1):
         raise OneaError(f"{path} is not a record that this onea ({__version__}) reads; move it out of the way.")
     return cast("Record", record)
-
-
-def _decompress(content: bytes) -> bytes:
-    try:
-        return gunzip(content)
-    except ValueError as reason:
-        raise DamagedFile(str(reason)) from None
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -155,14 +148,14 @@ def write_record(folder: Path, record: Record) -> None:
 def leftovers(folder: Path, record: Record | None = None) -> list[Path]:
     """Checkpoints and partial files in a run's folder that its record does not refer to."""
     needed = record["checkpoint"]["file"] if record else None
-    return [place for place in folder.iterdir() if _LEFTOVER.fullmatch(place.name) and place.name != needed]
+    return [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name) and path.name != needed]
 
 
 def remove_leftovers(folder: Path, record: Record) -> None:
     """Remove files that the record does not refer to. Needs the lock."""
-    for place in leftovers(folder, record):
+    for path in leftovers(folder, record):
         with suppress(OSError):  # a folder of that name
-            place.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 class _Task(TypedDict):
@@ -249,8 +242,9 @@ def is_reportable(record: Any) -> bool:
         return False
     if {len(record["total"]), len(record["stream"]["class_order"])} != {sum(sizes)}:
         return False
-    seen = list(accumulate(sizes))[:steps]
-    return all(_is_possible(correct, record["total"], seen) for correct in (record.get("classifiers") or {}).values())
+    num_classes = list(accumulate(sizes))[:steps]
+    counts = (record.get("classifiers") or {}).values()
+    return all(_are_possible_counts(correct, record["total"], num_classes) for correct in counts)
 
 
 def is_resumable(record: Any) -> bool:
@@ -261,10 +255,10 @@ def is_resumable(record: Any) -> bool:
     return len(record["correct"]) == len(record["memory"]["peak_bytes"]) == steps and Path(file).name == file
 
 
-def _is_possible(correct: list[list[int]], total: list[int], seen: list[int]) -> bool:
-    """Whether counts of correct predictions are of the classes seen after each task, and none is above its total."""
-    return [len(step) for step in correct] == seen and all(
-        0 <= count <= most for step in correct for count, most in zip(step, total, strict=False)
+def _are_possible_counts(correct: list[list[int]], total: list[int], num_classes: list[int]) -> bool:
+    """Whether there is a count of correct predictions for each class seen after each task, at most its images."""
+    return [len(counts) for counts in correct] == num_classes and all(
+        0 <= count <= images for counts in correct for count, images in zip(counts, total, strict=False)
     )
 
 

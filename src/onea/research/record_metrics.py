@@ -71,30 +71,18 @@ class Metric:
         value = self.value(record)
         return "–" if value is None else f"{value:.{self.digits}f}"
 
-    def best(self, *values: float) -> float:
-        """The best of some numbers."""
-        return max(values) if self.higher_is_better else min(values)
-
 
 def _stored(name: str) -> Callable[[Record], float | None]:
     """A number in the record's metrics."""
     return lambda record: record["metrics"].get(name)
 
 
-def _cost(name: str, unit: float = 1.0) -> Callable[[Record], float | None]:
+def _cost(name: str, unit: float = 1.0) -> Callable[[Record], float]:
     """The cost per image after the last task."""
-
-    def read(record: Record) -> float | None:
-        return record["cost"][-1][name] / unit if record.get("cost") else None
-
-    return read
+    return lambda record: record["cost"][-1][name] / unit
 
 
-def _learning_seconds(record: Record) -> float:
-    return float(sum(record["timings"]["learn_s"]))
-
-
-def _answer_milliseconds(record: Record) -> float:
+def _inference_milliseconds(record: Record) -> float:
     return float(1000 * record["timings"]["evaluate_s"][-1] / sum(record["total"]))
 
 
@@ -102,8 +90,8 @@ def _open_set(record: Record) -> float:
     return fmean(area for area in record["open_set"] if area is not None)
 
 
-def _tasks(record: Record) -> float:
-    return float(len(record["stream"]["sizes"]))
+def _num_tasks(record: Record) -> float:
+    return len(record["stream"]["sizes"])
 
 
 def _adapters(record: Record) -> float:
@@ -113,7 +101,7 @@ def _adapters(record: Record) -> float:
 
     kind = method_class(record["config"]["method"])
     options: Any = make_options(kind.Options, record["options"])
-    return float(kind.adapters_used(options, len(record["stream"]["sizes"])))
+    return kind.adapters_used(options, len(record["stream"]["sizes"]))
 
 
 _BUILT_IN = {
@@ -153,7 +141,7 @@ _BUILT_IN = {
     "training_s": Metric(
         "training",
         "seconds of training, without evaluation",
-        _learning_seconds,
+        lambda record: sum(record["timings"]["learn_s"]),
         "s",
         higher_is_better=False,
         digits=1,
@@ -163,7 +151,7 @@ _BUILT_IN = {
     "inference_ms": Metric(
         "ms per image",
         "milliseconds per image in the last evaluation",
-        _answer_milliseconds,
+        _inference_milliseconds,
         higher_is_better=False,
         machine_dependent=True,
     ),
@@ -196,7 +184,7 @@ _BUILT_IN = {
         digits=1,
     ),
     "adapters": Metric("adapters", "adapters that are used for inference", _adapters, higher_is_better=False, digits=0),
-    "tasks": Metric("tasks", "number of tasks", _tasks, higher_is_better=False, digits=0),
+    "tasks": Metric("tasks", "number of tasks", _num_tasks, higher_is_better=False, digits=0),
 }
 
 METRICS = Registry("metric", "onea.metrics", _BUILT_IN)
@@ -211,8 +199,8 @@ def metric(key: str) -> Metric:
 
 
 def all_metrics() -> dict[str, Metric]:
-    """All metrics by key; other objects that packages register are left out."""
-    return {key: one for key, one in METRICS.load_all().items() if isinstance(one, Metric)}
+    """All metrics by key, without other objects that packages have registered."""
+    return {key: value for key, value in METRICS.load_all().items() if isinstance(value, Metric)}
 
 
 def headline_metrics(records: Collection[Record] = (), *, machine_dependent: bool = True) -> dict[str, Metric]:
@@ -223,11 +211,11 @@ def headline_metrics(records: Collection[Record] = (), *, machine_dependent: boo
         machine_dependent: include metrics that depend on the machine.
     """
     return {
-        key: one
-        for key, one in all_metrics().items()
-        if one.headline
-        and (machine_dependent or not one.machine_dependent)
-        and (not one.optional or any(one.value(record) is not None for record in records))
+        key: metric
+        for key, metric in all_metrics().items()
+        if metric.headline
+        and (machine_dependent or not metric.machine_dependent)
+        and (not metric.optional or any(metric.value(record) is not None for record in records))
     }
 
 
