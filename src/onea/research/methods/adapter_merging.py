@@ -94,7 +94,7 @@ class AdapterMerging(FeatureClassification):
             LearnerState(self.merged, self.statistics),
             NewImages(task.labels, features, held_out, *self.num_views(task)),
             train_and_merge if trains else None,
-            kind=self.statistics_kind(name),
+            kind=self.kinds[name],
             classifier=classifier,
             compensate_drift=self.options.carry and self.num_classes > 0,
         )

@@ -61,6 +61,7 @@ class FeatureClassification(Method):
     Attributes:
         classifiers: by name; the first one predicts, the others are compared with it.
         statistics: of the features of each class, by kind. Several classifiers may share the statistics of one kind.
+        kinds: the kind of the statistics of each classifier, by its name.
     """
 
     options: Any
@@ -69,10 +70,10 @@ class FeatureClassification(Method):
         """Create the classifiers, and statistics without classes."""
         self.classifiers: dict[str, Classifier] = self.options.classifiers()
         self.statistics: dict[Hashable, Statistics] = {}
-        self._kinds: dict[str, Hashable] = {}  # kind of statistics of each classifier
+        self.kinds: dict[str, Hashable] = {}
         for name, classifier in self.classifiers.items():
             required = classifier.statistics(self.vit.width)
-            self._kinds[name] = required.kind
+            self.kinds[name] = required.kind
             shared = self.statistics.get(required.kind)
             if shared is None or shared.detail < required.detail:
                 self.statistics[required.kind] = required
@@ -112,11 +113,7 @@ class FeatureClassification(Method):
 
     def statistics_for(self, name: str) -> Statistics:
         """The statistics that a classifier is fitted to."""
-        return self.statistics[self._kinds[name]]
-
-    def statistics_kind(self, name: str) -> Hashable:
-        """The kind of the statistics that a classifier is fitted to."""
-        return self._kinds[name]
+        return self.statistics[self.kinds[name]]
 
     def num_views(self, task: Task) -> tuple[int, int]:
         """The number of views of each image that are computed, and how often each image counts in the statistics."""

@@ -91,17 +91,16 @@ class FoldedUpdates(nn.Module, BlockHooks):
     whole_sequence = False
     compilable = True
 
-    def __init__(self, depth: int, width: int, projections: Sequence[str] = PROJECTIONS):
+    def __init__(self, depth: int, width: int, projections: Sequence[str]):
         super().__init__()
         self.projections = tuple(projections)
         self.register_buffer("weight", torch.zeros(depth, len(self.projections), width, width))
 
     def fold(self, updates: LowRankUpdates) -> None:
         """Add low-rank updates of every block to the matrices."""
-        per_block = [updates.block(index) for index in range(len(self.weight))]
-        self.weight = self.weight + torch.stack(
-            [torch.stack([block[name].matrix() for name in self.projections]) for block in per_block]
-        )
+        blocks = [updates.block(index) for index in range(len(self.weight))]
+        matrices = [torch.stack([block[name].matrix() for name in self.projections]) for block in blocks]
+        self.weight = self.weight + torch.stack(matrices)
 
     def qkv_update(self, block: int, h: Tensor) -> Tensor:
         """The updates of all three projections of a block, zero where there is none."""

@@ -168,17 +168,15 @@ class ExpandableAdapters(nn.Module, BlockHooks):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restore a saved state with any number of modules."""
         if state_dict:
-            generator = torch.Generator()  # the random values are replaced by the saved ones
             self.fixed, self.mixtures = nn.ModuleList(), nn.ModuleList(Mixture() for _ in self.mixtures)
-            self.initialise(generator)
-            for block in self.expandable:
-                saved = f"mixtures.{block - self.first}.experts."
-                count = len({name.removeprefix(saved).split(".")[0] for name in state_dict if name.startswith(saved)})
-                while len(self.mixture(block)) < count:
-                    self.expand(block, generator)
-                for index in range(count):
-                    recent = state_dict[f"{saved}{index}.descriptor.recent"]
-                    self.mixture(block)[index].descriptor.recent = recent.clone()
+            self.initialise(torch.Generator())  # the random values are replaced by the saved ones
+        for name, value in state_dict.items():
+            if name.endswith(".descriptor.recent"):
+                _, mixture, _, expert, *_ = name.split(".")
+                block = self.first + int(mixture)
+                while len(self.mixture(block)) <= int(expert):
+                    self.expand(block, torch.Generator())
+                self.mixture(block)[int(expert)].descriptor.recent = value.clone()
         return super().load_state_dict(state_dict, strict, assign)
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor:
@@ -216,9 +214,8 @@ def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """A linear layer with the initialisation of ``nn.Linear``, from a given generator."""
     linear = nn.Linear(inputs, outputs)
     bound = 1 / math.sqrt(inputs)
-    with torch.no_grad():
-        for parameter in (linear.weight, linear.bias):
-            parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
+    for parameter in (linear.weight, linear.bias):
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
     return linear
 
 
@@ -290,12 +287,8 @@ class SEMA(Method):
         """Expand the blocks in which the task is new and train the added modules; if there are none, train the head."""
         is_first = len(self.head.weight) == 0
         self._grow_head(task)
-        report: dict[str, Any] = {
-            "epochs": self.epochs_for(task),
-            "losses": [],
-            "descriptor_losses": [],
-            "expanded": [],
-        }
+        report: dict[str, Any] = {"epochs": self.epochs_for(task)}
+        report |= {"losses": [], "descriptor_losses": [], "expanded": []}
         if is_first:
             self.modules.initialise(seeds.generator(task.seed, task.index, "modules"))
             self.modules.to(self.runtime.device)
@@ -336,9 +329,7 @@ class SEMA(Method):
         while is_new and len(expanded) < len(highest):
             self.runtime.progress.note("looking for new data")
             is_new = False
-            order, crops = (
-                seeds.generator(task.seed, task.index, f"{name} scan {scan}") for name in ("order", "crops")
-            )
+            order, crops = (seeds.generator(task.seed, task.index, f"{use} scan {scan}") for use in ("order", "crops"))
             for images, _ in task.train_batches(_DETECTION_BATCH, self.options.crop_scale, order, crops):
                 recorder = MeanTokenRecorder(self.modules)
                 self.features(images, recorder)
@@ -355,6 +346,7 @@ class SEMA(Method):
         return {str(block): value for block, value in highest.items()}
 
     def _expand(self, block: int, task: Task, report: dict[str, Any]) -> None:
+        """Add a module to a block and train it."""
         self.modules.expand(block, seeds.generator(task.seed, task.index, f"module {block}"))
         self.modules.to(self.runtime.device)
         self._train_new(task, [block], [], report)
