@@ -251,7 +251,7 @@ def test_torch_export_gives_the_same_answer(model, thousand, tmp_path, recwarn):
 
 
 def test_a_file_that_differs_is_not_kept(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_read_torch", lambda path: lambda batch: (np.zeros((len(batch), 6)), None))
+    monkeypatch.setattr(exporting, "_load_torch", lambda path: lambda batch: (np.zeros((len(batch), 6)), None))
     with pytest.raises(OneaError, match="not kept"):
         export(model, "torch", tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

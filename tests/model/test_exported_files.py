@@ -12,15 +12,15 @@ import pytest
 from support.models import tiny_model
 
 from onea.errors import OneaError
-from onea.model.export import check_place, default_place, export, making
+from onea.model.export import check_path, default_path, export, partial_folder
 
 FACTS = {"precision": "fp32", "input": "photos"}
 
 HELD = """
 import sys, time
 from pathlib import Path
-from onea.model.export import making
-with making(Path(sys.argv[1])) as folder:
+from onea.model.export import partial_folder
+with partial_folder(Path(sys.argv[1])) as folder:
     (folder / "model.onnx").write_bytes(b"half")
     print(folder.name, flush=True)
     time.sleep(600)
@@ -43,9 +43,9 @@ def earlier(path: Path, **facts: str) -> Path:
 def test_a_file_of_another_kind_or_precision_stays(facts, words, tmp_path):
     path = earlier(tmp_path / "shop.onnx", **facts)
     with pytest.raises(OneaError, match=words):
-        check_place(path, "onnx", FACTS, force=False)
-    check_place(path, "onnx", FACTS | facts, force=False)
-    check_place(path, "onnx", FACTS, force=True)
+        check_path(path, "onnx", FACTS, force=False)
+    check_path(path, "onnx", FACTS | facts, force=False)
+    check_path(path, "onnx", FACTS, force=True)
 
 
 @pytest.mark.parametrize("description", [None, "[1]", "{", '{"precision": 3, "input": "photos"}'])
@@ -55,19 +55,19 @@ def test_a_file_that_no_export_made_stays(description, tmp_path):
     if description is not None:
         (tmp_path / "shop.onnx.json").write_text(description)
     with pytest.raises(OneaError, match=r"shop\.onnx is there already and is no file of an earlier export"):
-        check_place(path, "onnx", FACTS, force=False)
-    check_place(path, "onnx", FACTS, force=True)
+        check_path(path, "onnx", FACTS, force=False)
+    check_path(path, "onnx", FACTS, force=True)
 
 
 def test_somebodys_json_stays(tmp_path):
     (tmp_path / "shop.onnx.json").write_text('{"mine": 1}')
     with pytest.raises(OneaError, match=r"shop\.onnx\.json is there already and is no file of an earlier export"):
-        check_place(tmp_path / "shop.onnx", "onnx", FACTS, force=False)
+        check_path(tmp_path / "shop.onnx", "onnx", FACTS, force=False)
 
 
 def test_the_precision_is_part_of_the_name(tmp_path):
-    assert default_place(tmp_path / "shop.onea", "onnx", "int8") == tmp_path / "shop-int8.onnx"
-    assert default_place(tmp_path / "shop.onea", "onnx", "fp32") == tmp_path / "shop.onnx"
+    assert default_path(tmp_path / "shop.onea", "onnx", "int8") == tmp_path / "shop-int8.onnx"
+    assert default_path(tmp_path / "shop.onea", "onnx", "fp32") == tmp_path / "shop.onnx"
 
 
 def test_only_force_replaces_another_kind(onea, shop):
@@ -90,7 +90,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path, tiny_vit
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         left = tmp_path / process.stdout.readline().strip()
-        with pytest.raises(OneaError, match=f"is being written by process {process.pid}"), making(path):
+        with pytest.raises(OneaError, match=f"is being written by process {process.pid}"), partial_folder(path):
             pass
         assert left.is_dir(), "it is still being made"
         process.kill()

@@ -218,7 +218,7 @@ def test_text_stays_text(model, pixels):
 
 
 def test_an_unknown_image_is_minus_one_among_numbers(tiny_vit, pixels):
-    """scikit-learn's number for what belongs nowhere. A class cannot be called so, unless nothing is ever unknown."""
+    """-1 is the label of outliers in scikit-learn, so no class can have it unless unknown=0."""
     strange = np.zeros((1, 32, 32, 3), np.uint8)
     for y, answer in ((NAMES, "unknown"), (NUMBERS, -1)):
         fitted = tiny_model(tiny_vit, unknown=0.5).fit(pixels, y)
@@ -230,7 +230,7 @@ def test_an_unknown_image_is_minus_one_among_numbers(tiny_vit, pixels):
             fitted.learn(pixels[:2], [answer] * 2)
         assert fitted.version == 1
     signs = np.repeat([-1, 1], 6)
-    with pytest.raises(OneaError, match=r"A class cannot be -1: .* set unknown=0"):
+    with pytest.raises(OneaError, match=r"A class cannot be -1, .* set unknown=0"):
         tiny_model(tiny_vit).fit(pixels[:12], signs)
     fitted = tiny_model(tiny_vit, unknown=None).fit(pixels[:12], signs)
     assert fitted.classes_.tolist() == [-1, 1]

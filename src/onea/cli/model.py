@@ -210,7 +210,7 @@ def export(
     from onea.cli.display import class_count, print_quality
     from onea.errors import OneaError, did_you_mean
     from onea.model.estimator import load_for
-    from onea.model.export import ENDINGS, default_place
+    from onea.model.export import ENDINGS, default_path
     from onea.model.export import export as write
     from onea.vit.onnx import OPSET
 
@@ -219,7 +219,7 @@ def export(
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     snapshot = load_for(model, backbone=backbone, device="cpu").snapshot()
-    place = out or default_place(model, to, precision)
+    place = out or default_path(model, to, precision)
     options: dict[str, Any] = {"preprocess": preprocess, "precision": precision, "check": check, "force": force}
     exported = write(snapshot, to, place, **options)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""

@@ -30,8 +30,8 @@ from onea.model.parameters import (
     change_options,
     check_params,
     choose_options,
-    options_among,
-    plain,
+    option_params,
+    to_python,
 )
 from onea.model.reports import PhotoReport
 from onea.model.state import State
@@ -292,7 +292,7 @@ class OneA(VersionedModel, Parameters):
         engine.check_backbone(present.backbone)
         super().restore(present, versions, stored)
         if "preset" not in given:  # otherwise fit() uses the preset's options
-            self._loaded_options = change_options(present.options, options_among(given), engine.vit)
+            self._loaded_options = change_options(present.options, option_params(given), engine.vit)
 
     # helpers
 
@@ -305,7 +305,7 @@ class OneA(VersionedModel, Parameters):
     def _merging_options(self, engine: Engine) -> MergingOptions:
         if self._loaded_options is not None:
             return self._loaded_options
-        return choose_options(self.preset, options_among(self.get_params()), engine.vit)
+        return choose_options(self.preset, option_params(self.get_params()), engine.vit)
 
     def _learning_progress(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
         if isinstance(given, Progress):
@@ -320,10 +320,10 @@ class OneA(VersionedModel, Parameters):
         with self._lock:
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
-                depth = plain(self.depth) if self._depth is None else self._depth
+                depth = to_python(self.depth) if self._depth is None else self._depth
                 depth = depth_for_models(self.backbone) if depth is None else depth
-                taught = self._preprocess, plain(self.image_size), self._config
-                self._engine = Engine(self.backbone, *machine, plain(self.mirror), *taught, depth=depth)
+                taught = self._preprocess, to_python(self.image_size), self._config
+                self._engine = Engine(self.backbone, *machine, to_python(self.mirror), *taught, depth=depth)
             return self._engine
 
 

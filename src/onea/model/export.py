@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as one file that needs no onea: the adapter, the prototypes and the preprocessing are inside the graph."""
+"""Export of a model to an ONNX or torch.export file, with the adapter, the classifier and the preprocessing."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ from onea.vit.onnx import (
 TOLERANCE = 1e-3
 Format = Literal["onnx", "torch"]
 Precision = Literal["fp32", "int8"]
-Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
+Predict = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
 _OUTPUTS = ("probabilities", "none_of_these")
-_CHECKED = (1, 3, 16)  # images that the file must answer as the model does, in batches of these sizes
-_BATCH, _SEEN = 32, 128  # photos at a time, and those that show how activations spread
+_CHECK_BATCHES = (1, 3, 16)  # sizes of the batches on which the file is compared with the model
+_BATCH = 32  # photos at a time
+_CALIBRATION_PHOTOS = 128  # at most, for the ranges of the activations
 
 
 class Graph(nn.Module):
-    """From squares of pixels in 0..1 to probabilities of each class and of none of them, which add up to 1."""
+    """Computes the probabilities of each class and of none of them from square images with pixels in 0..1."""
 
     def __init__(self, model: Snapshot):
         super().__init__()
         engine, state = model.engine, model.state
-        # Copies, because the exporters want everything on the CPU.
+        # Copies on the CPU, as the exporters require.
         self.vit, self.adapters = copy.deepcopy(engine.vit).cpu(), copy.deepcopy(model.adapters).cpu()
         side, size = engine.side, engine.preprocess.size
         whole = torch.tensor([0]), torch.tensor([side])
@@ -68,7 +69,7 @@ class Graph(nn.Module):
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
         self.scorer = copy.deepcopy(model.scorer)
         self.familiarity = copy.deepcopy(model.familiarity)
-        threshold = max(model.threshold, -1e30)  # a graph has no infinity
+        threshold = max(model.threshold, -1e30)  # ONNX has no infinity
         self.calibration = state.temperature, threshold, model.slope
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,14 +84,14 @@ class Graph(nn.Module):
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """An exported file.
 
     Attributes:
         path: of the file.
-        description: of the JSON file beside it.
-        input: what it takes, in words.
-        difference: between its probabilities and the model's, at most.
-        quality: how it answers labelled photos, where it is in eight bits.
+        description: the path of the JSON file beside it.
+        input: a description of its input.
+        difference: the largest difference between its probabilities and those of the model.
+        quality: the comparison on labelled photos, for ``int8``.
     """
 
     path: Path
@@ -110,52 +111,51 @@ def export(
     check: Path | None = None,
     force: bool = False,
 ) -> Export:
-    """Write a model for ONNX Runtime (``onnx``) or ``torch.export.load`` (``torch``), with a description beside it.
+    """Write a model for ONNX Runtime (``onnx``) or ``torch.export.load`` (``torch``), and a JSON description.
 
-    The file is kept only if it answers as the model does, to ``TOLERANCE``; in eight bits, if it answers labelled
-    photos nearly as well (``onea.model.evaluation.metrics``).
+    The file is kept only if its probabilities agree with those of the model within ``TOLERANCE``; with ``int8``, if it
+    passes ``Quality.check`` on labelled photos.
 
     Args:
-        model: which one.
+        model: the version to export.
         to: the format.
         path: of the file.
-        preprocess: whether the file takes photos of any size, and not squares of pixels; by default ONNX files do.
+        preprocess: whether the input is photos of any size instead of square images; the default for ONNX.
         precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
-        check: folder of class folders with the photos that decide about ``int8``; of classes that were never taught,
-            they decide nothing.
+        check: folder of class folders with the photos for the check of ``int8``; untaught classes are ignored.
         force: replace a file that is no earlier export, or one of another kind or precision.
 
     Raises:
-        OneaError: a library is missing, the place cannot be written, or the answers differ.
+        OneaError: a library is missing, the file cannot be written, or its predictions differ.
     """
     photos = to == "onnx" if preprocess is None else preprocess
-    _check_wishes(to, photos, precision, check)
+    _check_arguments(to, photos, precision, check)
     model.check_has_classes()
     facts = _describe(model, to, photos, precision)
-    check_place(path, to, facts, force)
+    check_path(path, to, facts, force)
     if to == "onnx":
         check_installed()  # before minutes of reading photos
-    labelled = _read_check(model, check) if check else None
-    with making(path) as folder:
-        made, description = folder / f"model{path.suffix}", folder / "model.json"
-        _write(model, to, photos, labelled, facts, made)
-        answers = _answers(made, to, photos)
+    labelled = _read_check_photos(model, check) if check else None
+    with partial_folder(path) as folder:
+        file, description = folder / f"model{path.suffix}", folder / "model.json"
+        _write_file(model, to, photos, labelled, facts, file)
+        predict = _load_exported(file, to, photos)
         if labelled:
-            difference, quality = _compared(model, answers, labelled)
+            difference, quality = _compare(model, predict, labelled)
             quality.check()
             facts["check"] = asdict(quality)
         else:
-            difference, quality = _difference(model, answers, photos), None
+            difference, quality = _max_difference(model, predict, photos), None
             if not difference <= TOLERANCE:
                 raise OneaError(f"The exported file differs from the model by {difference:.2g}; it was not kept.")
         facts["difference_from_pytorch"] = difference
         description.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        put(description, description_of(path))  # first, or a kill between both would leave a file of an unknown kind
-        put(made, path)
-    return Export(path, description_of(path), facts["input"], difference, quality)
+        _move(description, description_path(path))  # first, so that no file is ever without a description
+        _move(file, path)
+    return Export(path, description_path(path), facts["input"], difference, quality)
 
 
-def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | None) -> None:
+def _check_arguments(to: Format, photos: bool, precision: Precision, check: Path | None) -> None:
     if photos and to == "torch":
         raise OneaError("Only an ONNX file takes photos of any size; export --to onnx, or leave --preprocess out.")
     if precision == "int8" and to == "torch":
@@ -169,20 +169,20 @@ def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | 
         raise OneaError("--check is for --precision int8; without it the file answers as the model does anyway.")
 
 
-def _read_check(model: Snapshot, folder: Path) -> DecodedImages:
-    """The photos of classes that the model knows; no answer to others is right, and none of them can be lost."""
+def _read_check_photos(model: Snapshot, folder: Path) -> DecodedImages:
+    """The photos of the model's classes."""
     check_folder(folder, CLASS_FOLDERS)
-    found = read_labelled(folder, None, model.side, purpose="evaluate")
-    assert found.labels is not None
-    check_spelling(found.labels, model.classes)
-    known = [row for row, label in enumerate(found.labels) if label in model.classes]
+    batch = read_labelled(folder, None, model.side, purpose="evaluate")
+    assert batch.labels is not None
+    check_spelling(batch.labels, model.classes)
+    known = [row for row, label in enumerate(batch.labels) if label in model.classes]
     if not known:
         raise OneaError(f"The model knows none of the classes in {folder}; check the names.")
-    labels, names = (tuple(part[row] for row in known) for part in (found.labels, found.names))
-    return replace(found, pixels=found.pixels[known], labels=labels, names=names)
+    labels, names = (tuple(part[row] for row in known) for part in (batch.labels, batch.names))
+    return replace(batch, pixels=batch.pixels[known], labels=labels, names=names)
 
 
-def _write(
+def _write_file(
     model: Snapshot, to: Format, photos: bool, labelled: DecodedImages | None, facts: dict[str, Any], path: Path
 ) -> None:
     graph = Graph(model).eval().requires_grad_(False)
@@ -192,13 +192,13 @@ def _write(
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # holds paths of this machine
         with warnings.catch_warnings():
-            # Weights that share memory are on the CPU here, where torch says that nothing can go wrong.
+            # Harmless for weights on the CPU.
             warnings.filterwarnings("ignore", "No complete tensor found in the group")
             torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
         return
     if labelled:
-        some = torch.from_numpy(labelled.pixels[:: -(-len(labelled) // _SEEN)]).float() / 255
-        smooth_activations(graph.vit, lambda: [graph(part) for part in some.split(_BATCH)])
+        sample = torch.from_numpy(labelled.pixels[:: -(-len(labelled) // _CALIBRATION_PHOTOS)]).float() / 255
+        smooth_activations(graph.vit, lambda: [graph(part) for part in sample.split(_BATCH)])
     written = export_onnx(graph, squares, _OUTPUTS)
     if labelled:
         written = quantise_int8(written, path.parent)
@@ -225,57 +225,57 @@ def _describe(model: Snapshot, to: Format, photos: bool, precision: Precision) -
     }
 
 
-def _answers(path: Path, to: Format, photos: bool) -> Answers:
-    """What a file answers for photos ``[N, height, width, 3]``, which must be squares already if it takes no others."""
-    run = Session(path) if to == "onnx" else _read_torch(path)
+def _load_exported(path: Path, to: Format, photos: bool) -> Predict:
+    """A function from images ``[N, height, width, 3]`` to the probabilities of a file; without ``photos``, squares."""
+    run = Session(path) if to == "onnx" else _load_torch(path)
 
-    def answers(images: Pixels) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def predict(images: Pixels) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         probabilities, none = run(images if photos else images.transpose(0, 3, 1, 2).astype(np.float32) / 255)
         return probabilities, none
 
-    return answers
+    return predict
 
 
-def _difference(model: Snapshot, answers: Answers, photos: bool) -> float:
-    """Between the probabilities of a file and those of the model, at most."""
+def _max_difference(model: Snapshot, predict: Predict, photos: bool) -> float:
+    """The largest difference between the probabilities of a file and those of the model, on random images."""
     random, side = np.random.default_rng(0), model.side
-    shapes = [(count, side, side) for count in _CHECKED]
-    if photos:  # enlarged, shrunk, upright and wide
+    shapes = [(count, side, side) for count in _CHECK_BATCHES]
+    if photos:  # smaller and larger, upright and wide
         shapes += [(2, side // 2, side - 1), (2, 5 * side // 2, 2 * side + 1), (2, side + 1, 7 * side // 2)]
     batches = (random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes)
-    return max(float(np.abs(answers(images)[0] - model.predict_proba(images)).max()) for images in batches)
+    return max(float(np.abs(predict(images)[0] - model.predict_proba(images)).max()) for images in batches)
 
 
-def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple[float, Quality]:
-    """The largest difference between probabilities, and how a file answers labelled photos beside the model."""
+def _compare(model: Snapshot, predict: Predict, photos: DecodedImages) -> tuple[float, Quality]:
+    """The largest difference between probabilities on labelled photos, and the quality of the predictions."""
     assert photos.labels is not None
     names = np.array(model.classes)
     parts = [
-        answers(photos.pixels[start : start + _BATCH].transpose(0, 2, 3, 1)) for start in range(0, len(photos), _BATCH)
+        predict(photos.pixels[start : start + _BATCH].transpose(0, 2, 3, 1)) for start in range(0, len(photos), _BATCH)
     ]
     probabilities, none = (np.concatenate(part) for part in zip(*parts, strict=True))
-    found = model.compute_scores(photos)
-    difference = float(np.abs(probabilities - model.probabilities(found).classes.numpy()).max())
-    asked = [answer.label for answer in model.answers_from(photos, found, k=1)]
-    given = np.where(none > MAJORITY, UNKNOWN, names[probabilities.argmax(1)])
-    return difference, Quality.compare(photos.labels, asked, given.tolist())
+    scores = model.compute_scores(photos)
+    difference = float(np.abs(probabilities - model.probabilities(scores).classes.numpy()).max())
+    by_model = [answer.label for answer in model.answers_from(photos, scores, k=1)]
+    by_file = np.where(none > MAJORITY, UNKNOWN, names[probabilities.argmax(1)])
+    return difference, Quality.compare(photos.labels, by_model, by_file.tolist())
 
 
-def _read_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+def _load_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
     loaded = torch.export.load(path).module()
     return lambda images: [output.detach().numpy() for output in loaded(torch.from_numpy(images))]
 
 
 ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
-_KIND = ("precision", "input")  # facts in which two exports of one format differ
+_KIND_FACTS = ("precision", "input")  # facts in which two exports of one format differ
 _REMEDY = "choose another place with -o"
 _FORCE = f"{_REMEDY}, or replace it with --force"
 
 
-def default_place(model: Path, to: str, precision: str) -> Path:
-    """The file beside a model folder that an export goes to.
+def default_path(model: Path, to: str, precision: str) -> Path:
+    """The default file of an export, beside the model folder.
 
-    >>> str(default_place(Path("shop.onea"), "onnx", "int8")), str(default_place(Path("shop.onea"), "torch", "fp32"))
+    >>> str(default_path(Path("shop.onea"), "onnx", "int8")), str(default_path(Path("shop.onea"), "torch", "fp32"))
     ('shop-int8.onnx', 'shop.pt2')
     """
     folder = named(model)
@@ -283,21 +283,21 @@ def default_place(model: Path, to: str, precision: str) -> Path:
     return folder.with_name(folder.name.removesuffix(".onea") + suffix + ENDINGS[to])
 
 
-def description_of(path: Path) -> Path:
+def description_path(path: Path) -> Path:
     """The JSON file beside an exported file that describes it."""
     return path.with_name(f"{path.name}.json")
 
 
-def check_place(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> None:
-    """Refuse a place that cannot be written, or has anything but an earlier export of this kind and precision.
+def check_path(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> None:
+    """Refuse a path that cannot be written, or is not an earlier export of this kind and precision.
 
     Args:
         path: of the file.
         to: its format.
-        facts: what its description will tell.
-        force: replace whatever file is there.
+        facts: its description.
+        force: replace any file.
     """
-    ending, description = ENDINGS[to], description_of(path)
+    ending, description = ENDINGS[to], description_path(path)
     if path.is_dir():
         raise OneaError(f"{path} is a folder; name a file in it, such as {path / 'model'}{ending}.")
     if not force and path.exists() and path.suffix != ending:
@@ -307,49 +307,46 @@ def check_place(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> N
         if earlier is None:
             there = path if path.exists() else description
             raise OneaError(f"{there} is there already and is no file of an earlier export; {_FORCE}.")
-        for name in _KIND:
+        for name in _KIND_FACTS:
             if earlier[name] != facts[name]:
                 raise OneaError(f"{path} is there already, and its {name} is {earlier[name]}; {_FORCE}.")
     check_writable(path.parent)
 
 
 def _read_description(description: Path) -> dict[str, Any] | None:
-    """What the description of an earlier export tells; None if it is none."""
+    """The description of an earlier export; None if the file is none."""
     with suppress(OneaError):
-        found = read_json(description)
-        if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in _KIND):
-            return found
+        facts = read_json(description)
+        if isinstance(facts, dict) and all(isinstance(facts.get(name), str) for name in _KIND_FACTS):
+            return facts
     return None
 
 
 @contextmanager
-def making(path: Path) -> Iterator[Path]:
-    """A folder beside ``path`` for files that are to be complete before they go there; it is removed afterwards.
-
-    One export of a file at a time has it. So whatever other folder of this kind is there is of an export that was
-    killed, and is removed.
+def partial_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside ``path``, with a lock for this path; folders of killed exports are removed.
 
     Raises:
-        OneaError: another process exports to this file, or there is no room.
+        OneaError: another process exports to this file, or the disk is full.
     """
     lock = path.with_name(f".{path.name}.lock")
     with file_lock(lock, remedy=_REMEDY):
-        ours = re.compile(rf"\.{re.escape(path.name)}\.\w+\.partial")
+        partial = re.compile(rf"\.{re.escape(path.name)}\.\w+\.partial")
         try:
             for left in path.parent.iterdir():
-                if ours.fullmatch(left.name):
+                if partial.fullmatch(left.name):
                     shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(".partial", f".{path.name}.", path.parent) as folder:
                 yield Path(folder)
         except OSError as error:
             raise write_error(path.parent, 0, error, _REMEDY) from error
         finally:
-            with suppress(OSError):  # Windows does not remove what is open
+            with suppress(OSError):  # Windows cannot remove open files
                 lock.unlink()
 
 
-def put(file: Path, place: Path) -> None:
-    """Put a complete file into its place, where the file that it replaces is whole until then."""
+def _move(file: Path, target: Path) -> None:
+    """Replace the target atomically by a complete file."""
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())
-    file.replace(place)
+    file.replace(target)

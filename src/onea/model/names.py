@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a class may be called, and the labels of scikit-learn's users: text or whole numbers."""
+"""Names of classes: validation, and conversion from and to labels, which are text or whole numbers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from onea.data.folders import is_ignored
 from onea.errors import OneaError
 
 UNKNOWN = "unknown"
-UNKNOWN_NUMBER = -1  # the same where classes are numbers
-_LONGEST = 200
-_UNREAD = "\N{REPLACEMENT CHARACTER}"  # what decoders put where they could not read
-_LONGEST_FOLDER = 255  # bytes
-_NO_FOLDER = re.compile(r'.*[/\\:*?"<>|]|.*\.$|(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.I)  # on Windows, most of it
+UNKNOWN_NUMBER = -1  # if classes are numbers
+_MAX_CHARS = 200
+_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"  # from decoders
+_MAX_FOLDER_BYTES = 255  # bytes
+_NO_FOLDER_NAME = re.compile(
+    r'.*[/\\:*?"<>|]|.*\.$|(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.I
+)  # on Windows, most of it
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
 
 
 def class_name(label: Any) -> str:
-    """The class name of a label. A whole number is written without a fraction; True and False are 1 and 0.
+    """The class name of a label; whole numbers have no fraction, True and False are 1 and 0.
 
     >>> [class_name(label) for label in ("apple", 3, 3.0, True)]
     ['apple', '3', '3', '1']
     """
-    label = _plain(label)
+    label = _to_python(label)
     if is_number(label):
         return str(int(label))
     if is_missing(label):
@@ -44,7 +46,7 @@ def class_name(label: Any) -> str:
 
 
 def is_missing(label: Any) -> bool:
-    """Whether this stands for a label that is not there, as Python, numpy or a table writes it.
+    """Whether this is a missing label of Python, NumPy or pandas.
 
     >>> [is_missing(label) for label in (None, float("nan"), np.datetime64("NaT"), "nan", 0)]
     [True, True, True, False, False]
@@ -56,12 +58,12 @@ def is_missing(label: Any) -> bool:
 
 def is_number(label: Any) -> bool:
     """Whether a label is a whole number."""
-    label = _plain(label)
+    label = _to_python(label)
     return isinstance(label, int) or (isinstance(label, float) and label.is_integer())
 
 
 def as_integers(names: Sequence[str]) -> npt.NDArray[np.int64] | None:
-    """Class names as numbers, ``unknown`` as -1; None where one of them is no number.
+    """Class names as numbers, ``unknown`` as -1; None if one of them is no number.
 
     >>> as_integers(["7", "unknown", "10"])
     array([ 7, -1, 10])
@@ -72,16 +74,16 @@ def as_integers(names: Sequence[str]) -> npt.NDArray[np.int64] | None:
 
 
 def check_integer_labels(names: Sequence[str], integer_labels: bool, unknown: float | None) -> None:
-    """Refuse -1 among classes that are numbers, where it is the answer to strange images.
+    """Refuse the class -1 if classes are numbers and it is the prediction for unknown images.
 
     >>> check_integer_labels(["-1", "1"], integer_labels=True, unknown=0)
     >>> check_integer_labels(["-1", "1"], integer_labels=True, unknown=0.05)
     Traceback (most recent call last):
-    onea.errors.OneaError: A class cannot be -1: that is the answer to strange images; renumber it or set unknown=0.
+    onea.errors.OneaError: A class cannot be -1, which is predicted for unknown images; renumber it or set unknown=0.
     """
     if unknown and integer_labels and str(UNKNOWN_NUMBER) in names and as_integers(names) is not None:
         raise OneaError(
-            f"A class cannot be {UNKNOWN_NUMBER}: that is the answer to strange images; renumber it or set unknown=0."
+            f"A class cannot be {UNKNOWN_NUMBER}, which is predicted for unknown images; renumber it or set unknown=0."
         )
 
 
@@ -93,40 +95,40 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
     Traceback (most recent call last):
     onea.errors.OneaError: Class 'Apple' differs from 'apple' only in case or accents' encoding; use one of the two.
     """
-    seen = {folded(name): name for name in known}
+    seen = {normalized(name): name for name in known}
     for name in names:
-        if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST:
+        if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _MAX_CHARS:
             raise OneaError(
-                f"{name[:_LONGEST]!r} cannot be a class name; use 1 to {_LONGEST} printable characters, no space at "
-                "either end."
+                f"{name[:_MAX_CHARS]!r} cannot be a class name; use 1 to {_MAX_CHARS} printable characters, no space "
+                "at either end."
             )
-        if _UNREAD in name and name not in seen.values():
+        if _UNDECODABLE in name and name not in seen.values():
             raise OneaError(f"'{name}' cannot be a class name, it was garbled on its way here; send it in UTF-8.")
-        if folded(name) == UNKNOWN:
-            raise OneaError(f"A class cannot be called '{name}': that is the answer to strange images; rename it.")
-        _check_spelling(name, seen.setdefault(folded(name), name))
+        if normalized(name) == UNKNOWN:
+            raise OneaError(f"A class cannot be called '{name}', which is predicted for unknown images; rename it.")
+        _check_spelling(name, seen.setdefault(normalized(name), name))
 
 
 def check_spelling(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that are those of known classes but for case, which would be taken for other classes.
+    """Refuse names that differ from those of known classes only in case or encoding.
 
     >>> check_spelling(["apple", "plum"], ["apple", "pear"])
     >>> check_spelling(["Pear"], ["apple", "pear"])
     Traceback (most recent call last):
     onea.errors.OneaError: Class 'Pear' differs from 'pear' only in case or accents' encoding; use one of the two.
     """
-    seen = {folded(name): name for name in known}
+    seen = {normalized(name): name for name in known}
     for name in names:
-        _check_spelling(name, seen.get(folded(name), name))
+        _check_spelling(name, seen.get(normalized(name), name))
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a folder can be called so on Linux, macOS and Windows, and is looked into.
+    """Whether this is a valid name of a visible folder on Linux, macOS and Windows.
 
     >>> [is_folder_name(name) for name in ("kiwi", "T-shirt/top", "..", "aux", "\u82f9" * 100, "auxiliary", ".hidden")]
     [True, False, False, False, False, True, False]
     """
-    return not (is_ignored(name) or len(name.encode()) > _LONGEST_FOLDER or _NO_FOLDER.match(name))
+    return not (is_ignored(name) or len(name.encode()) > _MAX_FOLDER_BYTES or _NO_FOLDER_NAME.match(name))
 
 
 def _check_spelling(name: str, other: str) -> None:
@@ -134,11 +136,11 @@ def _check_spelling(name: str, other: str) -> None:
         raise OneaError(f"Class '{name}' differs from '{other}' only in case or accents' encoding; use one of the two.")
 
 
-def _plain(label: Any) -> Any:
-    """A label of numpy or torch as one of Python."""
+def _to_python(label: Any) -> Any:
+    """A label as a Python object, from NumPy or torch."""
     return label.tolist() if hasattr(label, "tolist") else label
 
 
-def folded(name: str) -> str:
-    """A name without what no two classes of a model may differ in alone: case, and the encoding of accents."""
+def normalized(name: str) -> str:
+    """A name without case and with normalised encoding of accents, to compare names."""
     return unicodedata.normalize("NFKC", name).casefold()

@@ -19,7 +19,7 @@ from onea.model.answers import Snapshot
 from onea.model.evaluation.metrics import Counts, OpenSet, is_correct
 from onea.model.learning.fingerprints import fingerprints
 from onea.model.learning.images import DecodedImages, check_folder, find_images, read_labelled
-from onea.model.names import UNKNOWN, check_spelling, folded
+from onea.model.names import UNKNOWN, check_spelling, normalized
 from onea.model.reports import folder_notes
 from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural
@@ -258,9 +258,9 @@ def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages
     """All images below a folder; no folder may have the name of one of the model's classes."""
     check_folder(folder, "images of nothing that the model was taught")
     files = find_images(folder)
-    known = {folded(name): name for name in model.classes}
+    known = {normalized(name): name for name in model.classes}
     folders = {folder.resolve().name, *(part for file in files for part in file.relative_to(folder).parent.parts)}
-    if taught := sorted(known[folded(name)] for name in folders if folded(name) in known):
+    if taught := sorted(known[normalized(name)] for name in folders if normalized(name) in known):
         raise OneaError(
             f"{folder} holds images of '{taught[0]}', which the model knows; leave only images of nothing that it was "
             "taught."

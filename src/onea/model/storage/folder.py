@@ -34,7 +34,7 @@ from onea.files import (
     write_error,
 )
 from onea.model.learning.fingerprints import NO_FINGERPRINTS
-from onea.model.parameters import MACHINE, plain
+from onea.model.parameters import MACHINE, to_python
 from onea.model.state import NO_FEATURES, NO_ROWS, State, empty_statistics
 from onea.model.storage import layout, validation
 from onea.model.storage.card import card_files, history_row
@@ -144,7 +144,7 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
 
 def model_params(model: OneA) -> dict[str, Any]:
     """The parameters that are stored with a model: not those of the machine, and the backbone without a path."""
-    params = {name: plain(value) for name, value in model.get_params().items() if name not in MACHINE}
+    params = {name: to_python(value) for name, value in model.get_params().items() if name not in MACHINE}
     return params | {"backbone": model.snapshot().state.backbone["name"]}
 
 
