@@ -50,10 +50,10 @@ def test_records_are_grouped_by_configuration_without_the_seed() -> None:
 def test_curves_have_the_deviation_of_every_step() -> None:
     (setting,) = settings(runs())
     lines = [made["metrics"]["A"] for made in runs()]
-    found = curve(setting.groups[0])
-    assert found.mean == pytest.approx(np.mean(lines, axis=0).tolist())
-    assert found.std == pytest.approx(np.std(lines, axis=0, ddof=1).tolist())
-    assert curve(settings(runs(seeds=(1,)))[0].groups[0]).std is None
+    values = curve(setting.groups[0])
+    assert [value.mean for value in values] == pytest.approx(np.mean(lines, axis=0).tolist())
+    assert [value.std for value in values] == pytest.approx(np.std(lines, axis=0, ddof=1).tolist())
+    assert all(value.std is None for value in curve(settings(runs(seeds=(1,)))[0].groups[0]))
 
 
 def test_what_a_long_tail_makes_of_the_preset_does_not_part_seeds() -> None:

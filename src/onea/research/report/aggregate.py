@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that differ in their seed alone, put together, and tables of runs: mean and deviation of every metric."""
+"""Records grouped into configurations and comparable settings, and tables of their metrics over seeds."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -13,17 +13,16 @@ from typing import Any
 from onea.presentation.tables import Row, Table, TableColumn, Value
 from onea.research.record import Record
 from onea.research.record_metrics import Metric, headline_metrics
-from onea.research.report.records import count_shared_adapters, finished, labels, shared_adapters_note
+from onea.research.report.records import count_shared_adapters, finished, labels, run_title, shared_adapters_note
 
-# Recorded elsewhere as resolved: the stream, the inputs, and the options of a preset.
-_STREAM = ("order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed")
-_NOT_CONFIGURATION = (*_STREAM, "data", "backbone", "method", "options", "preset")
-_NO_EFFECT = "compare_classifiers"  # an option: what else was scored changes nothing
+_STREAM_OPTIONS = {"order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed"}
+# Fields of a record's config that do not tell configurations apart: the record has their resolved values elsewhere.
+_RESOLVED_ELSEWHERE = _STREAM_OPTIONS | {"data", "backbone", "method", "options", "preset"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """One configuration over its seeds; at most one record a seed, in order of the seeds."""
+    """The runs of one configuration: at most one record per seed, sorted by seed."""
 
     name: str
     records: tuple[Record, ...]
@@ -33,37 +32,32 @@ class Group:
         """The finished runs."""
         return tuple(record for record in self.records if finished(record))
 
+    def of_seed(self, seed: int) -> Record | None:
+        """The record of a seed, if there is one."""
+        return next((record for record in self.records if record["config"]["seed"] == seed), None)
+
 
 @dataclass(frozen=True)
 class Setting:
-    """Configurations that meet the same classes in the same sizes on the same network, and so may be compared."""
+    """Comparable configurations: the same data, task sizes and backbone."""
 
     name: str
     groups: tuple[Group, ...]
 
     @property
     def seeds(self) -> list[int]:
-        """All seeds that any of them ran with."""
+        """All seeds of all configurations."""
         return sorted({record["config"]["seed"] for group in self.groups for record in group.records})
 
-    def fixed(self) -> list[Record]:
-        """A record of each configuration under its name, all of the one seed that most of them have."""
-        seed = max(self.seeds, key=lambda s: (sum(_of_seed(g, s) is not None for g in self.groups), -s))
-        found = [(group, _of_seed(group, seed)) for group in self.groups]
-        return [record | {"title": group.name} for group, record in found if record is not None]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A_t over the tasks: the mean over seeds, and the deviation where there is more than one."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...] | None
-    seeds: int
+    def single_seed(self) -> list[Record]:
+        """One record per configuration, titled by its name, all with the seed that most configurations have."""
+        seed = max(self.seeds, key=lambda s: (sum(group.of_seed(s) is not None for group in self.groups), -s))
+        records = [(group.name, group.of_seed(seed)) for group in self.groups]
+        return [record | {"title": name} for name, record in records if record is not None]
 
 
 def summarise(values: Sequence[float], wanted: int = 0) -> Value:
-    """Mean and sample deviation.
+    """Mean and sample standard deviation.
 
     >>> summarise([1.0, 3.0], wanted=5)
     Value(mean=2.0, std=1.4142135623730951, seeds=2, wanted=5, reported=None, competes=True)
@@ -75,70 +69,74 @@ def summarise(values: Sequence[float], wanted: int = 0) -> Value:
 
 def over_seeds(group: Group, metric: Metric, wanted: int = 0) -> Value:
     """A metric over the finished runs of a configuration."""
-    values = map(metric.value, group.done)
-    return summarise([value for value in values if value is not None], wanted)
+    return summarise([value for record in group.done if (value := metric.value(record)) is not None], wanted)
 
 
-def curve(group: Group) -> Curve:
-    """Accuracy after every task over the finished runs or, while there is none, over what all have reached."""
-    lines = [record["metrics"]["A"] for record in group.done or group.records]
-    steps = list(zip(*lines, strict=False))
-    spread = tuple(stdev(step) for step in steps) if len(lines) > 1 else None
-    return Curve(tuple(fmean(step) for step in steps), spread, len(lines))
+def curve(group: Group) -> list[Value]:
+    """Accuracy after each task over the finished runs; without one, over the tasks that all runs have finished."""
+    accuracies = [record["metrics"]["A"] for record in group.done or group.records]
+    return [summarise(values) for values in zip(*accuracies, strict=False)]
 
 
 def settings(records: Sequence[Record]) -> list[Setting]:
-    """Records sorted into comparable settings and, in each, into configurations, in order of first appearance."""
-    found: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    """Records grouped into settings and configurations, in order of first appearance.
+
+    Of two records of the same run, the one with more tasks is used.
+    """
+    grouped: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
-        seeds = found[_setting(record)][_configuration(record)]
+        by_seed = grouped[_setting_key(record)][_configuration_key(record)]
         seed = record["config"]["seed"]
-        if seed not in seeds or _progress(record) > _progress(seeds[seed]):
-            seeds[seed] = record
-    groups = [[tuple(runs[s] for s in sorted(runs)) for runs in inside.values()] for inside in found.values()]
-    names = setting_names([inside[0][0] for inside in groups])
+        if seed not in by_seed or _progress(record) > _progress(by_seed[seed]):
+            by_seed[seed] = record
+    runs = [[tuple(run for _, run in sorted(by_seed.items())) for by_seed in g.values()] for g in grouped.values()]
     return [
-        Setting(name, tuple(map(Group, configuration_names([runs[0] for runs in inside]), inside)))
-        for name, inside in zip(names, groups, strict=True)
+        Setting(name, tuple(map(Group, configuration_names([seeds[0] for seeds in groups]), groups)))
+        for name, groups in zip(setting_names([groups[0][0] for groups in runs]), runs, strict=True)
     ]
 
 
 def best_first(records: Sequence[Record]) -> list[Record]:
-    """Records of One-A first, which curves emphasise, then the most accurate over its seeds."""
-    last: dict[str, list[float]] = defaultdict(list)
+    """Records sorted by the mean accuracy of their configuration; One-A first, because curves emphasise it."""
+    accuracies: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        last[_setting(record) + _configuration(record)].append(record["metrics"]["A"][-1])
-    mean = {key: fmean(values) for key, values in last.items()}
-    return sorted(records, key=lambda r: (r["config"]["method"] != "one-a", -mean[_setting(r) + _configuration(r)]))
+        accuracies[_setting_key(record) + _configuration_key(record)].append(record["metrics"]["A"][-1])
+
+    def key(record: Record) -> tuple[bool, float]:
+        mean = fmean(accuracies[_setting_key(record) + _configuration_key(record)])
+        return record["config"]["method"] != "one-a", -mean
+
+    return sorted(records, key=key)
 
 
 def grid_table(setting: Setting, title: str | None = None) -> Table:
-    """The metrics of a setting's configurations; a seed that others have run and one has not is a gap."""
-    wanted, rows = len(setting.seeds), tuple(group.name for group in setting.groups)
-    # A metric that no record has is no column (one task forgets nothing); one that some have is a gap elsewhere.
-    known = [record for group in setting.groups for record in group.records]
-    shown = [
+    """The metrics of a setting's configurations; a configuration without a seed that others have is incomplete."""
+    records = [record for group in setting.groups for record in group.records]
+    metrics = [  # without those that no record has: one task has no forgetting
         metric
-        for metric in headline_metrics(known, machine_dependent=False).values()
-        if any(metric.value(record) is not None for record in known)
+        for metric in headline_metrics(records, machine_dependent=False).values()
+        if any(metric.value(record) is not None for record in records)
     ]
     values = {
-        (group.name, index): over_seeds(group, metric, wanted)
+        (group.name, index): over_seeds(group, metric, len(setting.seeds))
         for group in setting.groups
-        for index, metric in enumerate(shown)
+        for index, metric in enumerate(metrics)
     }
-    columns = tuple(TableColumn(metric.heading, "", metric.higher_is_better, metric.digits) for metric in shown)
-    return Table.from_values(title or setting.name, rows, columns, values)
+    return Table.from_values(title or setting.name, [group.name for group in setting.groups], _columns(metrics), values)
+
+
+def _columns(metrics: Iterable[Metric]) -> tuple[TableColumn, ...]:
+    return tuple(TableColumn(m.heading, "", m.higher_is_better, m.digits) for m in metrics)
 
 
 def results_table(records: Sequence[Record]) -> Table:
-    """The headline numbers of all records; a run that is still going on is shown but never marked as best."""
+    """The headline metrics of all records; an unfinished run is never marked as best."""
     metrics = headline_metrics(records).values()
     when = "after the whole stream" if all(map(finished, records)) else "so far"
     rows = (
         Row(
             name,
-            tuple(Value(metric.value(record), competes=_may_win(metric, record, records)) for metric in metrics),
+            tuple(Value(metric.value(record), competes=_competes(metric, record, records)) for metric in metrics),
             note=_note(record),
             link=paper if (paper := str(record.get("paper") or "")).startswith("https://") else "",
             emphasised=index == 0,
@@ -147,16 +145,16 @@ def results_table(records: Sequence[Record]) -> Table:
     )
     return Table(
         title=f"Results {when}" + ("; the best of each column is marked." if len(records) > 1 else "."),
-        columns=tuple(TableColumn(m.heading, "", m.higher_is_better, m.digits) for m in metrics),
+        columns=_columns(metrics),
         rows=tuple(rows),
         corner="method",
         mark_second=False,
     )
 
 
-def _may_win(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
+def _competes(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
     if metric.machine_dependent and (count_shared_adapters(record) or len({_machine(other) for other in records}) > 1):
-        return False  # seconds of another run or of another machine do not compare
+        return False  # the training time does not include all tasks, or the machines differ
     return finished(record)
 
 
@@ -178,18 +176,21 @@ def _note(record: Record) -> str:
 
 
 def configuration_names(records: Sequence[Record]) -> list[str]:
-    """A name for each configuration: its method and, where two share one, the settings in which they differ."""
-    titles = [str(record.get("title") or record["config"]["method"]) for record in records]
-    methods = [_without_classifier(title, record) for title, record in zip(titles, records, strict=True)]
+    """A name for each configuration: its method and, among configurations of one method, the settings that differ."""
+    titles = [run_title(record) for record in records]
+    methods = [_without_classifier(name, record) for name, record in zip(titles, records, strict=True)]
+    options = [_resolved_options(record) for record in records]
     names = []
-    for index, (title, method, record) in enumerate(zip(titles, methods, records, strict=True)):
-        same_method = [other for other, name in enumerate(methods) if name == method and other != index]
-        settings, others = _flat(record), [_flat(records[other]) for other in same_method]
-        has_classifier = title != method or any(titles[other] != method for other in same_method)
-        keys = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
-        keys = [key for key in keys if not (has_classifier and key == "classifier")]
-        detail = ", ".join(f"{key} {_short(settings[key])}" for key in keys)
-        names.append(f"{title} ({detail})" if detail else title)
+    for index, (name, method) in enumerate(zip(titles, methods, strict=True)):
+        others = [other for other, same in enumerate(methods) if same == method and other != index]
+        classifier_in_title = any(titles[other] != method for other in (index, *others))
+        details = [
+            f"{key} {_short(value)}"
+            for key, value in options[index].items()
+            if any(options[other].get(key) != value for other in others)
+            and not (classifier_in_title and key == "classifier")
+        ]
+        names.append(f"{name} ({', '.join(details)})" if details else name)
     return names
 
 
@@ -199,7 +200,7 @@ def _without_classifier(title: str, record: Record) -> str:
 
 
 def setting_names(records: Sequence[Record]) -> list[str]:
-    """A name for each setting, with a number where two would be the same."""
+    """A name for each setting, with a number where two are equal."""
     names = []
     for record in records:
         sizes, data = record["stream"]["sizes"], record["data"]["name"]
@@ -221,21 +222,23 @@ def _letters(text: str) -> str:
     return text.lower().replace("-", "")
 
 
-def _flat(record: Record) -> dict[str, Any]:
-    """The settings in which two configurations may differ, options as they were resolved."""
-    config: dict[str, Any] = {k: v for k, v in record["config"].items() if k not in _NOT_CONFIGURATION}
-    flat, ruled = ((record.get("options") or {}) | config).items(), _ruled(record)
+def _resolved_options(record: Record) -> dict[str, Any]:
+    """The settings in which two configurations may differ, as they were resolved."""
+    config = {name: value for name, value in record["config"].items() if name not in _RESOLVED_ELSEWHERE}
+    from_preset = _options_from_preset(record)
     return {
         name: value
-        for name, value in flat
-        if value is not None and name != _NO_EFFECT and (name not in ruled or value != ruled[name])
+        for name, value in ((record.get("options") or {}) | config).items()
+        if value is not None
+        and name != "compare_classifiers"  # does not change the results of the run's own classifier
+        and (name not in from_preset or value != from_preset[name])
     }
 
 
-def _ruled(record: Record) -> dict[str, Any]:
-    """The options of a run on a long tail that the rule of its preset has made of the number of its images.
+def _options_from_preset(record: Record) -> dict[str, Any]:
+    """The options that the preset ``auto`` computed from the number of images of a long-tailed stream.
 
-    Where classes are uneven, that number depends on which of them are in the tail, and so on the seed.
+    That number depends on the seed, because it depends on which classes are in the tail.
     """
     if record["config"].get("preset") != "auto" or not record["stream"].get("samples"):
         return {}
@@ -244,8 +247,8 @@ def _ruled(record: Record) -> dict[str, Any]:
     options, data, sizes = record["config"].get("options") or {}, record["data"], record["stream"]["sizes"]
     images = data.get("task_images") or data.get("train_images") or 0
     epochs = options.get("epochs")
-    found = training_defaults(DatasetSize(images, sum(sizes), len(sizes)), epochs if isinstance(epochs, int) else None)
-    return {name: value for name, value in found.items() if name not in options}
+    values = training_defaults(DatasetSize(images, sum(sizes), len(sizes)), epochs if isinstance(epochs, int) else None)
+    return {name: value for name, value in values.items() if name not in options}
 
 
 def _short(value: Any) -> str:
@@ -254,8 +257,8 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _setting(record: Record) -> str:
-    """Key of comparable runs; class and task order follow the seed, so only the sizes count, not their order."""
+def _setting_key(record: Record) -> str:
+    """Key of comparable runs. It has the sizes of the tasks without their order, which depends on the seed."""
     data, stream = record["data"], record["stream"]
     images = sorted(stream["samples"]) if stream.get("samples") else None
     inputs = (data["name"], data.get("fingerprint"), data.get("train_images"), data.get("test_images"))
@@ -267,17 +270,13 @@ def _order(record: Record) -> str:
     config = record["config"]
     if config.get("order"):
         return str(config["order"])
-    given = record["stream"].get("names") or config.get("sizes") or config.get("stream") in ("balanced", "sizes")
-    return "given" if given else "shuffled"
+    fixed = record["stream"].get("names") or config.get("sizes") or config.get("stream") in ("balanced", "sizes")
+    return "given" if fixed else "shuffled"
 
 
-def _configuration(record: Record) -> str:
-    return json.dumps([record["config"]["method"], record.get("title"), _flat(record)], sort_keys=True)
+def _configuration_key(record: Record) -> str:
+    return json.dumps([record["config"]["method"], record.get("title"), _resolved_options(record)], sort_keys=True)
 
 
 def _progress(record: Record) -> tuple[bool, int]:
     return finished(record), len(record["metrics"]["A"])
-
-
-def _of_seed(group: Group, seed: int) -> Record | None:
-    return next((record for record in group.records if record["config"]["seed"] == seed), None)

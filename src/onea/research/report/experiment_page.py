@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page about an experiment or any set of records, and all files of a report about them."""
+"""The HTML page of an experiment or of any set of records, and the files of ``onea report``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from onea.research.record import Record
 from onea.research.report import heat_maps
 from onea.research.report.aggregate import Setting, best_first, curve, grid_table, settings
 from onea.research.report.curves import Point, banded_curves, cost_points, cost_scatter, same_sizes, stream_bars
-from onea.research.report.html import Block, Details, Page, Picture, Section, Text, document, remarks, series
+from onea.research.report.html import Block, Details, Picture, Section, Text, document, remarks, series
 from onea.research.report.run_page import provenance
 from onea.text import plural
 
-MOST_MATRICES = 12  # of a setting; beyond, a page would be too large
-
-
+MOST_MATRICES = 12  # of a setting, to limit the size of the page
 LEGEND = Text(
     "Mean ± sample deviation over seeds. Marked blue: the best of a column; grey: the second best, both among complete "
     "cells and as printed. Hatched: not all seeds have been run."
@@ -39,49 +37,50 @@ def experiment_page(
     closing: str = "",
     runs: int | None = None,
 ) -> str:
-    """The page as text.
+    """The HTML of the page.
 
     Args:
         title: heading of the page.
-        records: all runs it is about; on top of what a run writes, a record may carry a ``title`` and the ``group`` of
-            results that it belongs to.
-        tables: of the experiment; by default one for each setting that the records come from.
-        notes: what a reader must know before any number, in the first lines.
-        pictures: of the experiment itself; they come before those that every page has.
-        leave_out: of ``curves``, ``updates`` and ``bases``, what the pictures show already.
+        records: the runs; a record may have a ``title`` and the ``group`` of results that it belongs to, in addition
+            to what a run writes.
+        tables: tables of the experiment; by default one for each setting of the records.
+        notes: notes at the top of the page.
+        pictures: pictures of the experiment; they precede those that every page has.
+        leave_out: those of ``curves``, ``updates`` and ``bases`` that ``pictures`` shows.
         closing: the last line.
-        runs: how many stand behind the tables, where the records are only some of them.
+        runs: number of runs in the tables, if the records are only some of them.
     """
     if not records and not tables and not pictures:
         raise OneaError("There is no record and no table to make a page of; give at least one.")
-    found = settings(records)
-    blocks: list[Block] = [*remarks(notes)]
-    waiting = any(value.wanted for table in tables for value in table.values.values())
-    if found or waiting:
-        blocks.append(_lead(found, runs))
+    all_settings = settings(records)
+    blocks = remarks(notes)
+    over_seeds = any(value.wanted for table in tables for value in table.values.values())
+    if all_settings or over_seeds:
+        blocks.append(_lead(all_settings, runs))
     if tables:
-        blocks.append(Section("Results", [*tables, LEGEND] if waiting else tables))
+        blocks.append(Section("Results", [*tables, LEGEND] if over_seeds else tables))
     blocks += [picture.section() for picture in pictures]
-    for setting in found:
+    for setting in all_settings:
         blocks += _setting(setting, not tables, leave_out)
-    if found:
-        blocks.append(provenance([record for setting in found for record in setting.fixed()]))
+    if all_settings:
+        blocks.append(provenance([record for setting in all_settings for record in setting.single_seed()]))
     if closing:
         blocks.append(Text(closing))
-    return document(Page(title, blocks))
+    return document(title, blocks)
 
 
-def _lead(found: Sequence[Setting], runs: int | None) -> Text:
-    if not found:
+def _lead(all_settings: Sequence[Setting], runs: int | None) -> Text:
+    if not all_settings:
         return Text("Nothing has been run yet.", "lead")
-    runs = runs or sum(len(group.records) for setting in found for group in setting.groups)
-    seeds = sorted({seed for setting in found for seed in setting.seeds})
-    which = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return Text(f"{plural(runs, 'run', 'runs')} with {which} in {plural(len(found), 'setting', 'settings')}.", "lead")
+    runs = runs or sum(len(group.records) for setting in all_settings for group in setting.groups)
+    seeds = sorted({seed for setting in all_settings for seed in setting.seeds})
+    with_seeds = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"seed {seeds[0]}"
+    in_settings = plural(len(all_settings), "setting", "settings")
+    return Text(f"{plural(runs, 'run', 'runs')} with {with_seeds} in {in_settings}.", "lead")
 
 
 def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[Section]:
-    fixed = setting.fixed()
+    records = setting.single_seed()
     seeds = plural(len(setting.seeds), "seed", "seeds")
     table: list[Block] = (
         [grid_table(setting, f"Results over {seeds}"), LEGEND]
@@ -89,22 +88,23 @@ def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> 
         else [Details("Every metric of these runs", [grid_table(setting, f"Over {seeds}")])]
     )
     pictures = [_curves(setting)] if "curves" not in leave_out else []
-    pictures += [_stream(fixed[0]), _matrices(fixed)]
-    if analysed := [record for record in fixed if heat_maps.has_analysis(record)]:
+    pictures += [_stream(records[0]), _matrices(records)]
+    if analysed := [record for record in records if heat_maps.has_analysis(record)]:
         gated = (record for record in analysed if _gates(record)[0] < _gates(record)[1])
-        shown = _analysis(next(gated, analysed[0]))
-        pictures += [picture for name, picture in shown.items() if name not in leave_out]
+        analysis = _analysis(next(gated, analysed[0]))
+        pictures += [picture for name, picture in analysis.items() if name not in leave_out]
     if len(points := cost_points(setting)) > 1:
         pictures.append(_cost(points))
     return [Section(setting.name, table, apart=True), *(picture.section(3) for picture in pictures)]
 
 
 def _curves(setting: Setting) -> Picture:
-    lines = [f"{group.name}: {series(curve(group).mean)}" for group in setting.groups]
+    curves = {group.name: curve(group) for group in setting.groups}
+    lines = [f"{name}: {series([value.mean or 0.0 for value in values])}" for name, values in curves.items()]
     bars = "Grey bars: how many classes each task brings"
     if not same_sizes(setting):
         bars += ", mean over seeds, which bring them in different orders"
-    several = any(curve(group).std for group in setting.groups)
+    several = any(value.std is not None for values in curves.values() for value in values)
     lines_are = "Lines: mean over seeds; bands: one sample deviation to each side." if several else "One seed."
     return Picture(
         "Accuracy as classes arrive",
@@ -168,10 +168,10 @@ def _analysis(record: Record) -> dict[str, Picture]:
 
 
 def _gates(record: Record) -> tuple[float, float]:
-    """The lowest and the highest gate of the merge that is shown."""
+    """The lowest and the highest gate of the analysed merge."""
     _, analysis = heat_maps.analysed_merge(record)
-    every = [heat_maps.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
-    return min(map(min, every)), max(map(max, every))
+    gates = [heat_maps.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
+    return min(map(min, gates)), max(map(max, gates))
 
 
 def _cost(points: Sequence[Point]) -> Picture:
@@ -185,10 +185,10 @@ def _cost(points: Sequence[Point]) -> Picture:
 
 
 def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
-    """Write page, tables and curves, and return their paths; records are grouped by data, stream and network."""
+    """Write page, tables and curves, and return their paths."""
     records = best_first(records)
-    found = settings(records)
-    tables = [grid_table(setting) for setting in found]
+    all_settings = settings(records)
+    tables = [grid_table(setting) for setting in all_settings]
     lines = [csv_text(_with_setting_in_columns(table)).splitlines(keepends=True) for table in tables]
     texts = {
         "report.html": experiment_page(title, records),
@@ -198,34 +198,29 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
     }
     for name, text in texts.items():
         write_text(folder / name, text, "choose another --out")
-    return [*(folder / name for name in texts), *_save_curves(found, folder)]
-
-
-def with_titles(records: Sequence[Record]) -> list[Record]:
-    """Records with the titles of their methods, where these are installed."""
-    from onea.research.methods import method_class
-
-    titles: dict[str, str] = {}
-    for name in {record["config"]["method"] for record in records}:
-        try:
-            titles[name] = method_class(name).title
-        except OneaError:  # somebody else's method, whose package is not installed here
-            titles[name] = name
-    return [{"title": titles[record["config"]["method"]] + _classifier(record)} | record for record in records]
-
-
-def _classifier(record: Record) -> str:
-    """Its classifier, where it is not the one that the method comes with."""
-    classifier = (record["config"].get("options") or {}).get("classifier")
-    return f", {classifier}" if classifier else ""
+    curves = ["curves.png"] if len(tables) == 1 else [f"curves-{n}.png" for n in range(1, len(tables) + 1)]
+    figures = [
+        style.save(banded_curves(setting), folder / name) for setting, name in zip(all_settings, curves, strict=True)
+    ]
+    return [*(folder / name for name in texts), *figures]
 
 
 def _with_setting_in_columns(table: Table) -> Table:
-    """The table with its setting in every column, because one file holds several tables."""
+    """The table with its setting in each column, because one CSV file holds several tables."""
     columns = tuple(dataclasses.replace(column, group=table.title) for column in table.columns)
     return dataclasses.replace(table, columns=columns)
 
 
-def _save_curves(found: Sequence[Setting], folder: Path) -> list[Path]:
-    names = ["curves.png"] if len(found) == 1 else [f"curves-{number}.png" for number in range(1, len(found) + 1)]
-    return [style.save(banded_curves(setting), folder / name) for setting, name in zip(found, names, strict=True)]
+def with_titles(records: Sequence[Record]) -> list[Record]:
+    """Records with the titles of their methods, and of a classifier that is not the method's default."""
+    from onea.research.methods import method_class
+
+    def title(record: Record) -> str:
+        method, classifier = record["config"]["method"], (record["config"].get("options") or {}).get("classifier")
+        try:
+            name = method_class(method).title
+        except OneaError:  # the package of the method is not installed
+            name = method
+        return f"{name}, {classifier}" if classifier else name
+
+    return [{"title": title(record)} | record for record in records]

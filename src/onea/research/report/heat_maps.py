@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of matrices: accuracy of each task after each task, singular directions of a merge, options of the gate."""
+"""Figures of accuracy matrices, of the singular directions of a merge, and of the options of the gate."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from onea.presentation.tables import Value
 from onea.research.record import Record
 from onea.research.report.aggregate import summarise
 from onea.research.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, panels, short, task_names
-from onea.research.report.records import finished, labels
+from onea.research.report.records import finished, labels, run_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_CELLS = 12  # tasks; beyond, the matrix has no room for numbers
-LEAST_RANGE = 2.0  # points; runs of one configuration differ by about half of that
+MOST_CELLS = 12  # tasks of a matrix with numbers in its cells
+LEAST_RANGE = 2.0  # percentage points: about twice the difference between runs of one configuration
 TITLES = {"down": "down-projection", "up": "up-projection"}
 
 
 def _heat_map(axes: Any, table: Any, low: float, high: float, **options: Any) -> Any:
-    """A matrix in shades of blue, without frame and ticks."""
+    """A matrix in shades of blue, without frame and ticks; None and NaN are blank."""
+    import numpy as np
+
+    table = np.ma.masked_invalid(np.array(table, dtype=np.float64))
     image = axes.imshow(table, cmap=style.blues(), vmin=low, vmax=high, **options)
     axes.grid(False)
     axes.spines[:].set_visible(False)
@@ -45,15 +48,18 @@ def _colour_bar(figure: Figure, image: Any, axes: Any, **options: Any) -> Any:
 
 
 def accuracy_matrix(record: Record, width: float = 7.4) -> Figure:
-    """Accuracy of each task (row) after each task (column), among all classes seen by then."""
+    """Accuracy of each task (row) after each task (column), among all classes seen so far."""
     matrix = record["metrics"]["matrix"]
     steps = len(matrix)
     with style.theme():
         figure = style.new_figure(width, min(1.6 + 0.42 * steps, 0.9 * width) if steps > 1 else 2.4)
         axes = figure.subplots()
-        image = _heat_map(axes, filled(matrix), 0, 100, aspect="auto")
+        image = _heat_map(axes, matrix, 0, 100, aspect="auto")
         if steps <= MOST_CELLS:
-            _write_cells(axes, matrix, 7.0 if width < NARROW else 8.5)
+            for y, row in enumerate(matrix):
+                for x, value in enumerate(row):
+                    if value is not None:
+                        _write_cell(axes, x, y, f"{value:.0f}", width, dark=value > 62)
         _matrix_axes(axes, record, steps, width)
         if steps > MOST_CELLS:
             _colour_bar(figure, image, axes, fraction=0.05, aspect=30, format="%d %%")
@@ -61,40 +67,30 @@ def accuracy_matrix(record: Record, width: float = 7.4) -> Figure:
 
 
 def matrix_panels(records: Sequence[Record], width: float = WIDTH) -> Figure:
-    """Accuracy of each task (row) after each task (column): a panel for each record, all in one scale."""
+    """Accuracy of each task (row) after each task (column): one panel per record, all with the same colours."""
     across = min(len(records), 1 if width < NARROW else 3)
-    each = min(width / across, 3.6)
+    panel_width = min(width / across, 3.6)
     with style.theme():
-        figure, every = panels(len(records), across, width, 0.95 * each, extra=0.5)
-        for axes, record in zip(every, records, strict=True):
+        figure, grid = panels(len(records), across, width, 0.95 * panel_width, extra=0.5)
+        for axes, record in zip(grid, records, strict=True):
             matrix = record["metrics"]["matrix"]
             steps = len(matrix)
-            image = _heat_map(axes, filled(matrix), 0, 100)
+            image = _heat_map(axes, matrix, 0, 100)
             ticks = style.round_numbers(steps, 6)
-            axes.set_xticks([t - 1 for t in ticks], [str(t) for t in ticks])
-            axes.set_yticks([t - 1 for t in ticks], [str(t) for t in ticks])
-            name = str(record.get("title") or record["config"]["method"])
-            lines = wrap(name, int((each - 0.5) / LETTER / 1.25), max_lines=3, placeholder=" …")
+            for set_ticks in (axes.set_xticks, axes.set_yticks):
+                set_ticks([t - 1 for t in ticks], [str(t) for t in ticks])
+            columns = int((panel_width - 0.5) / LETTER / 1.25)
+            lines = wrap(run_title(record), columns, max_lines=3, placeholder=" …")
             axes.set_title("\n".join(lines), parse_math=False, fontsize=9.5)
         figure.supxlabel("after learning task", fontsize=style.LABEL_SIZE)
         figure.supylabel("test images of task", fontsize=style.LABEL_SIZE)
-        _colour_bar(figure, image, every, fraction=0.03, aspect=30, format="%d %%")
+        _colour_bar(figure, image, grid, fraction=0.03, aspect=30, format="%d %%")
     return figure
 
 
-def filled(matrix: Sequence[Sequence[float | None]]) -> Any:
-    """A matrix to draw, blank where a task had not arrived."""
-    import numpy as np
-
-    return np.ma.masked_invalid(np.array(matrix, dtype=np.float64))  # None becomes NaN: the task had not arrived
-
-
-def _write_cells(axes: Any, matrix: Sequence[Sequence[float | None]], size: float) -> None:
-    for j, row in enumerate(matrix):
-        for k, value in enumerate(row):
-            if value is not None:
-                ink = "white" if value > 62 else style.INK
-                axes.text(k, j, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=size)
+def _write_cell(axes: Any, x: int, y: int, text: str, width: float, *, dark: bool) -> None:
+    ink, size = "white" if dark else style.INK, 7.0 if width < NARROW else 8.5
+    axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=size)
 
 
 def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
@@ -108,23 +104,23 @@ def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
         axes.set_xticks(range(steps), names, parse_math=False, **turn)
     else:
         shown = style.round_numbers(steps, 9)
-        for setter in (axes.set_xticks, axes.set_yticks):
-            setter([t - 1 for t in shown], [str(t) for t in shown])
+        for set_ticks in (axes.set_xticks, axes.set_yticks):
+            set_ticks([t - 1 for t in shown], [str(t) for t in shown])
     axes.set_xlabel("after learning task")
     axes.set_ylabel("test images of task")
     axes.set_title(f"{labels([record])[0]}: accuracy of each task, %", parse_math=False)
     if steps <= MOST_CELLS:
-        axes.set_xticks([t + 0.5 for t in range(steps - 1)], minor=True)
-        axes.set_yticks([t + 0.5 for t in range(steps - 1)], minor=True)
+        for set_ticks in (axes.set_xticks, axes.set_yticks):
+            set_ticks([t + 0.5 for t in range(steps - 1)], minor=True)
         axes.grid(which="minor", color="white", linewidth=1.5)
         axes.tick_params(which="minor", length=0)
 
 
-# what a merge did
+# analysis of a merge
 
 
 def numbers(text: str) -> list[float]:
-    """A series as a record writes it.
+    """Parse a series of numbers of a record.
 
     >>> numbers("1 0.5 1e-05")
     [1.0, 0.5, 1e-05]
@@ -133,7 +129,7 @@ def numbers(text: str) -> list[float]:
 
 
 def square(text: str) -> list[list[float]]:
-    """A square table as a record writes it, row by row.
+    """Parse a square matrix of a record.
 
     >>> square("1 0 0 1")
     [[1.0, 0.0], [0.0, 1.0]]
@@ -144,7 +140,7 @@ def square(text: str) -> list[list[float]]:
 
 
 def has_analysis(record: Record) -> bool:
-    """Whether a record holds the analysis of at least one merge."""
+    """Whether a record has the analysis of at least one merge."""
     return bool(_merges(record))
 
 
@@ -152,52 +148,49 @@ def analysed_merge(record: Record, task: int | None = None) -> tuple[str, dict[s
     """The name of a task and the analysis of its merge.
 
     Args:
-        record: of a run that keeps the analysis of its merges.
-        task: its number, from 0; by default the last one that was merged.
+        record: record of a run that stores the analysis of its merges.
+        task: index of the task; by default the last one that was merged.
     """
-    found = _merges(record)
-    if not found or (task is not None and task not in found):
+    merges = _merges(record)
+    if not merges or (task is not None and task not in merges):
         which = "no merge" if task is None else f"no merge of task {task + 1}"
         raise OneaError(f"The record of {record['config']['method']} holds the analysis of {which}; run it again.")
-    chosen = max(found) if task is None else task
-    return str(record["tasks"][chosen]["name"]), found[chosen]
+    task = max(merges) if task is None else task
+    return str(record["tasks"][task]["name"]), merges[task]
 
 
 def update_strength(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
-    """How far each singular direction of the base moved in a merge: every layer thin, their mean thick."""
+    """Norm of the update along each singular direction of the base: thin lines are layers, the thick one is the mean."""
     name, analysis = analysed_merge(record, task)
     with style.theme():
-        figure, every = _panel_of_each(analysis, width, 3.2)
-        for axes, kind in zip(every, analysis, strict=True):
-            lines = [numbers(layer["update"]) for layer in analysis[kind]["layers"]]
-            places = _places(analysis[kind]["directions"], len(lines[0]))
-            for line, colour in zip(lines, style.shades(len(lines)), strict=True):
-                axes.plot(places, line, color=colour, linewidth=0.9, alpha=0.45)
+        figure, grid = _panel_per_kind(analysis, width, 3.2)
+        for axes, (kind, entry) in zip(grid, analysis.items(), strict=True):
+            lines = _layer_lines(axes, entry, "update", linewidth=0.9, alpha=0.45)
             mean = [sum(step) / len(step) for step in zip(*lines, strict=True)]
-            axes.plot(places, mean, color=style.PALETTE[1], linewidth=2.6, gid=f"mean-{kind}")
-            _name(axes, f"Update, {TITLES.get(kind, kind)}", "singular direction of the base", "update norm")
+            centres = _block_centres(entry["directions"], len(mean))
+            axes.plot(centres, mean, color=style.PALETTE[1], linewidth=2.6, gid=f"mean-{kind}")
+            _name_axes(axes, "Update", kind, "singular direction of the base", "update norm")
             axes.set_ylim(bottom=0)
-        _whose(figure, record, name, "thick: mean over layers")
+        _describe(figure, record, name, "; thick: mean over layers")
     return figure
 
 
 def basis_alignment(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
-    """How much of each base direction (row) lies in each direction after the merge (column), mean over layers."""
+    """Overlap of each base direction (row) with each direction after the merge (column), mean over layers."""
     name, analysis = analysed_merge(record, task)
     with style.theme():
-        figure, every = _panel_of_each(analysis, width, 3.9)
-        for axes, kind in zip(every, analysis, strict=True):
-            table, count = square(analysis[kind]["overlap"]), analysis[kind]["directions"]
-            edges = (0.5, count + 0.5)
-            _name(axes, f"Basis, {TITLES.get(kind, kind)}", "direction after the merge", "direction before")
-            image = _heat_map(axes, table, 0, 1, extent=(*edges, *reversed(edges)))
-        _colour_bar(figure, image, every, fraction=0.05, aspect=24).set_label("overlap (1: unchanged)")
-        _whose(figure, record, name, "")
+        figure, grid = _panel_per_kind(analysis, width, 3.9)
+        for axes, (kind, entry) in zip(grid, analysis.items(), strict=True):
+            edges = (0.5, entry["directions"] + 0.5)
+            _name_axes(axes, "Basis", kind, "direction after the merge", "direction before")
+            image = _heat_map(axes, square(entry["overlap"]), 0, 1, extent=(*edges, *reversed(edges)))
+        _colour_bar(figure, image, grid, fraction=0.05, aspect=24).set_label("overlap (1: unchanged)")
+        _describe(figure, record, name)
     return figure
 
 
 def spectra_and_gates(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
-    """Normalised singular values of the base and their gates, a line a layer, dark to light from first to last."""
+    """Normalised singular values of the base and their gates, one line per layer, from dark (first) to light (last)."""
     name, analysis = analysed_merge(record, task)
     rows = (("value", "Spectrum", "singular value / largest"), ("gate", "Gates", "gate (0: held back)"))
     with style.theme():
@@ -205,12 +198,13 @@ def spectra_and_gates(record: Record, width: float = WIDTH, task: int | None = N
         figure = style.new_figure(width, 2.5 * len(rows) * count if narrow else 2.9 * len(rows))
         shape = (len(rows) * count, 1) if narrow else (len(rows), count)
         grid = figure.subplots(*shape, squeeze=False).reshape(len(rows), count)
-        for (key, title, label), line in zip(rows, grid, strict=True):
-            for axes, kind in zip(line, analysis, strict=True):
-                _layers(axes, analysis[kind], key)
-                _name(axes, f"{title}, {TITLES.get(kind, kind)}", "singular direction of the base", label)
+        for (key, title, label), row in zip(rows, grid, strict=True):
+            for axes, (kind, entry) in zip(row, analysis.items(), strict=True):
+                _layer_lines(axes, entry, key, linewidth=1.5)
+                axes.set_ylim(0, 1.03)
+                _name_axes(axes, title, kind, "singular direction of the base", label)
         _layer_scale(figure, grid, [layer["layer"] + 1 for layer in next(iter(analysis.values()))["layers"]])
-        _whose(figure, record, name, "")
+        _describe(figure, record, name)
     return figure
 
 
@@ -219,53 +213,49 @@ def _merges(record: Record) -> dict[int, dict[str, Any]]:
     return {index: analysis for index, analysis in merges.items() if analysis}
 
 
-def _panel_of_each(analysis: dict[str, Any], width: float, height: float) -> tuple[Figure, Any]:
-    """A panel for each kind of matrix: side by side, or one above the other on a narrow screen."""
+def _panel_per_kind(analysis: dict[str, Any], width: float, height: float) -> tuple[Figure, Any]:
+    """One panel for each kind of matrix, side by side, or above each other in a narrow figure."""
     return panels(len(analysis), 1 if width < NARROW else len(analysis), width, height)
 
 
-def _places(directions: int, points: int) -> list[float]:
-    """Where the points of a series lie among the directions, counted from 1; blocks lie at their centres.
+def _block_centres(directions: int, points: int) -> list[float]:
+    """Positions of the points of a series among the directions, from 1; a point may be the mean of a block.
 
-    >>> _places(4, 4), _places(4, 2)
+    >>> _block_centres(4, 4), _block_centres(4, 2)
     ([1.0, 2.0, 3.0, 4.0], [1.5, 3.5])
     """
     edges = [directions * index // points for index in range(points + 1)]
     return [(start + stop + 1) / 2 for start, stop in pairwise(edges)]
 
 
-def _layers(axes: Any, entry: dict[str, Any], key: str) -> None:
-    layers = entry["layers"]
-    for layer, colour in zip(layers, style.shades(len(layers)), strict=True):
-        values = numbers(layer[key])
-        axes.plot(_places(entry["directions"], len(values)), values, color=colour, linewidth=1.5)
-    axes.set_ylim(0, 1.03)
+def _layer_lines(axes: Any, entry: dict[str, Any], key: str, **options: Any) -> list[list[float]]:
+    """Draw a line for each layer; returns their values."""
+    lines = [numbers(layer[key]) for layer in entry["layers"]]
+    for line, colour in zip(lines, style.shades(len(lines)), strict=True):
+        axes.plot(_block_centres(entry["directions"], len(line)), line, color=colour, **options)
+    return lines
 
 
 def _layer_scale(figure: Figure, grid: Any, layers: Sequence[int]) -> None:
-    """Which shade is which layer."""
+    """A colour bar of the layers."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     norm = BoundaryNorm([n + 0.5 for n in range(len(layers) + 1)], len(layers))
     scale = ScalarMappable(norm, ListedColormap(style.shades(len(layers))))
-    every = [axes for line in grid for axes in line]
-    bar = _colour_bar(figure, scale, every, fraction=0.03, aspect=34)
+    bar = _colour_bar(figure, scale, list(grid.flat), fraction=0.03, aspect=34)
     bar.set_ticks(range(1, len(layers) + 1), labels=[str(layer) for layer in layers], minor=False)
     bar.minorticks_off()
     bar.set_label("layer")
 
 
-def _name(axes: Any, title: str, x: str, y: str) -> None:
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+def _name_axes(axes: Any, title: str, kind: str, x: str, y: str) -> None:
+    axes.set(title=f"{title}, {TITLES.get(kind, kind)}", xlabel=x, ylabel=y)
     axes.grid(axis="y")
 
 
-def _whose(figure: Figure, record: Record, task: str, more: str) -> None:
-    method = record.get("title") or record["config"]["method"]
-    text = f"{method}, merge of {task}" + (f"; {more}" if more else "")
+def _describe(figure: Figure, record: Record, task: str, more: str = "") -> None:
+    text = f"{run_title(record)}, merge of {task}{more}"
     figure.supxlabel(text, fontsize=style.TICK_SIZE, color=style.MUTED, parse_math=False)
 
 
@@ -273,19 +263,19 @@ def _whose(figure: Figure, record: Record, task: str, more: str) -> None:
 
 
 def by_options(records: Sequence[Record], names: Sequence[str]) -> dict[tuple[Any, ...], Value]:
-    """A_T over seeds for every combination of some options that occurs in finished runs."""
-    found: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    """A_T over seeds for each combination of values of these options in finished runs."""
+    accuracies: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for record in records:
         options = record.get("options", {})
         if finished(record) and all(name in options for name in names):
-            found[tuple(options[name] for name in names)].append(record["metrics"]["A_T"])
-    return {key: summarise(found[key]) for key in sorted(found)}
+            accuracies[tuple(options[name] for name in names)].append(record["metrics"]["A_T"])
+    return {key: summarise(accuracies[key]) for key in sorted(accuracies)}
 
 
 def colour_range(cells: Sequence[Value]) -> tuple[float, float]:
-    """The values of the palest and of the darkest colour: what is drawn, and at least four deviations or two points.
+    """The values of the lightest and darkest colour: at least four standard deviations or two points apart.
 
-    So a map of nothing but noise looks even.
+    Differences within the noise then have similar colours.
 
     >>> colour_range([Value(mean=70.7), Value(mean=71.1)]), colour_range([Value(mean=60.0), Value(mean=80.0)])
     ((69.9, 71.9), (60.0, 80.0))
@@ -293,42 +283,33 @@ def colour_range(cells: Sequence[Value]) -> tuple[float, float]:
     means = [cell.mean for cell in cells if cell.mean is not None]
     noise = max([LEAST_RANGE, *(4 * cell.std for cell in cells if cell.std is not None)])
     low, high = min(means), max(means)
-    short = max(0.0, noise - (high - low)) / 2
-    return round(low - short, 9), round(high + short, 9)
+    margin = max(0.0, noise - (high - low)) / 2
+    return round(low - margin, 9), round(high + margin, 9)
 
 
 def gate_heat_map(records: Sequence[Record], width: float = 7.4) -> Figure:
-    """A_T over the gate's sharpness (columns) and quantile (rows); what has not been run stays blank."""
+    """A_T over the gate's sharpness (columns) and quantile (rows); combinations without a run are blank."""
     cells = by_options(records, ("kappa", "quantile"))
     if not cells:
         raise OneaError("No finished record has the options kappa and quantile; run one-a with several of them.")
     kappas, quantiles = (sorted({key[place] for key in cells}) for place in (0, 1))
-    means = {key: cell.mean for key, cell in cells.items() if cell.mean is not None}
+    table = [[cells.get((kappa, quantile), Value()) for kappa in kappas] for quantile in quantiles]
     low, high = colour_range(list(cells.values()))
-    table = [[means.get((kappa, quantile), float("nan")) for kappa in kappas] for quantile in quantiles]
     with style.theme():
         figure = style.new_figure(width, 1.5 + 0.62 * len(quantiles))
         axes = figure.subplots()
-        image = _heat_map(axes, table, low - 0.15 * (high - low + 0.1), high + 0.1, aspect="auto")
-        for (kappa, quantile), cell in cells.items():
-            _write(axes, kappas.index(kappa), quantiles.index(quantile), cell, (low, high), width)
-        for kappa in kappas:
-            for quantile in quantiles:
-                if (kappa, quantile) not in cells:
-                    place = (kappas.index(kappa), quantiles.index(quantile))
-                    axes.text(*place, "not run", ha="center", va="center", color=style.MUTED, fontsize=7)
+        means = [[cell.mean for cell in row] for row in table]
+        image = _heat_map(axes, means, low - 0.15 * (high - low + 0.1), high + 0.1, aspect="auto")
+        for y, row in enumerate(table):
+            for x, cell in enumerate(row):
+                if cell.mean is None:
+                    axes.text(x, y, "not run", ha="center", va="center", color=style.MUTED, fontsize=7)
+                else:
+                    dark = cell.mean > low + 0.7 * (high - low)
+                    _write_cell(axes, x, y, cell.text(2).replace(" ±", "\n±"), width, dark=dark)
         axes.set_xticks(range(len(kappas)), [f"{kappa:g}" for kappa in kappas])
         axes.set_yticks(range(len(quantiles)), [f"{quantile:g}" for quantile in quantiles])
         axes.set(xlabel="kappa: sharpness of the gate", ylabel="quantile q")
         axes.set_title("$A_T$ over the gate's parameters")
         _colour_bar(figure, image, axes, fraction=0.05, format="%.1f")
     return figure
-
-
-def _write(axes: Any, x: int, y: int, cell: Value, ends: tuple[float, float], width: float) -> None:
-    low, high = ends
-    dark = cell.mean is not None and cell.mean > low + 0.7 * (high - low)
-    spread_text = f"\n± {cell.std:.2f}" if cell.std is not None else ""
-    size = 7.0 if width < NARROW else 8.5
-    ink = "white" if dark else style.INK
-    axes.text(x, y, f"{cell.mean:.2f}{spread_text}", ha="center", va="center", color=ink, fontsize=size)

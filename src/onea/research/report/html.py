@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of text, tables and figures as HTML, and their look; all text is escaped."""
+"""HTML pages of text, tables and figures; all text is escaped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph: the first one of a page, small print, or an important note."""
+    """A paragraph: the introduction of a page, small print, or an important note."""
 
     text: str
     kind: Literal["lead", "soft", "note"] = "soft"
@@ -28,7 +29,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms, each with what it means."""
+    """Terms and their meanings."""
 
     meanings: tuple[tuple[str, str], ...]
 
@@ -38,11 +39,11 @@ class Picture:
     """A figure.
 
     Attributes:
-        heading: above it.
-        draw: returns the figure; is called with nothing and, for phones, with ``width`` in inches.
-        alt: what it shows, for those who do not see it.
-        caption: how to read it.
-        name: of a file with it, without suffix.
+        heading: heading above the figure.
+        draw: function that returns the figure; called without arguments, and with ``width`` in inches for phones.
+        alt: text alternative.
+        caption: text below the figure.
+        name: name of its image file, without suffix.
     """
 
     heading: str
@@ -58,7 +59,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that a reader opens on demand."""
+    """Blocks that are hidden until a reader opens them."""
 
     summary: str
     blocks: Sequence[Block]
@@ -69,8 +70,8 @@ class Section:
     """Blocks below a heading.
 
     Attributes:
-        level: of the heading, as in HTML.
-        apart: whether a line sets it off from what comes before.
+        level: level of the heading in HTML.
+        apart: draw a line above the section.
     """
 
     heading: str
@@ -79,97 +80,32 @@ class Section:
     apart: bool = False
 
 
-@dataclass(frozen=True)
-class Page:
-    """A whole page."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
 Block = Text | Terms | Table | Picture | Details | Section
 
 
-def remarks(texts: Sequence[str]) -> list[Text]:
-    """Paragraphs of notes, the first one emphasised."""
+def remarks(texts: Sequence[str]) -> list[Block]:
+    """Notes as paragraphs, the first one emphasised."""
     return [Text(text, "note" if index == 0 else "soft") for index, text in enumerate(texts)]
 
 
-PHONE = 4.2  # inches of a figure that is read on a phone
-MOST_IN_ALT = 12  # tasks; beyond, a text alternative gives the ends and the table the rest
-
-CSS = """
-:root { color-scheme: light dark; --ink: #1d2530; --soft: #5a6472; --line: #dfe3e8; --page: #f6f7f9; --card: #ffffff;
-  --mark: #00598c; --wash: #e6f1f8; --calm: #f2f4f7; --warn: #9a4d00; --hatch: #eadfd2; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ebef; --soft: #a3adba; --line: #333b46; --page: #12161c;
-  --card: #1a2029; --mark: #7cc4f2; --wash: #16324a; --calm: #232b36; --warn: #f0b06a;
-  --hatch: #453a2c; } }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1rem 4rem; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .6rem; }
-h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.8rem 0 .7rem; }
-h1, h2, h3, p, li { overflow-wrap: anywhere; }
-p { margin: .6rem 0; max-width: 46rem; }
-.lead { font-size: 1.1rem; }
-.soft, caption, summary, figcaption { color: var(--soft); font-size: .9rem; }
-a { color: var(--mark); }
-figure { margin: .8rem 0; background: #fff; border: 1px solid var(--line); border-radius: 12px; padding: .8rem; }
-figure img { display: block; width: 100%; height: auto; }
-@media (prefers-color-scheme: dark) { figure { filter: invert(.9) hue-rotate(180deg); border-color: #cfcfcf; } }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 12px;
-  margin: .8rem 0; }
-.scroll:focus-visible, summary:focus-visible, a:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: .8rem .9rem .3rem; caption-side: top; }
-caption span { display: block; position: sticky; left: .9rem; max-width: min(46rem, calc(100vw - 4.2rem)); }
-th, td { padding: .42rem .9rem; text-align: right; vertical-align: top; }
-th { font-weight: 600; }
-thead th { color: var(--soft); font-size: .82rem; line-height: 1.35; white-space: pre;
-  vertical-align: bottom; border-bottom: 1px solid var(--line); }
-tbody tr + tr > * { border-top: 1px solid var(--line); }
-th[scope=row], th[scope=rowgroup], thead th:first-child, .words td, .words th { text-align: left; }
-tbody th, tbody td { white-space: nowrap; }
-tbody th[scope=row] { position: sticky; left: 0; background: var(--card); white-space: normal; min-width: 8rem;
-  max-width: 20rem; overflow-wrap: break-word; }
-tbody th[scope=rowgroup] { color: var(--soft); font-size: .82rem; padding-top: 1.1rem; }
-td.best { font-weight: 700; color: var(--mark); background: var(--wash); }
-tr.first th { color: var(--mark); }
-sub { line-height: 0; font-size: .75em; }
-.words td { white-space: normal; overflow-wrap: anywhere; min-width: 7rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; margin: .6rem 0;
-  max-width: 46rem; }
-dt { font-weight: 600; } dd { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
-details { margin: .8rem 0; } summary { cursor: pointer; padding: .2rem 0; }
-td.second { font-weight: 600; background: var(--calm); }
-td.gap { color: var(--warn); background: repeating-linear-gradient(135deg, transparent 0 6px, var(--hatch) 6px 7px); }
-td .paper { display: block; color: var(--soft); font-size: .8rem; font-weight: 400; }
-thead tr:first-child th[colspan] { text-align: center; }
-.note { border-left: 3px solid var(--warn); padding: .1rem 0 .1rem .8rem; }
-.part { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: 1.2rem; }
-h3 { font-size: 1.02rem; line-height: 1.35; margin: 2rem 0 .5rem; }
-@media (max-width: 40rem) { main { padding-top: 1.4rem; } h1 { font-size: 1.5rem; } figure { padding: .4rem; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .45rem; } th, td { padding: .4rem .6rem; }
-  tbody th[scope=row] { min-width: 7.5rem; max-width: 9.5rem; font-size: .85rem; } }
-@media print { body { background: #fff; } .scroll { overflow: visible; } }
-"""
+PHONE = 4.2  # width in inches of figures on phones
+MOST_IN_ALT = 12  # values in a text alternative; of more, only the ends and the minimum
 
 
-def document(page: Page) -> str:
-    """A whole page: self-contained, no script, no request, light and dark, phone to desk."""
+def document(title: str, blocks: Sequence[Block]) -> str:
+    """A whole page without scripts and requests, for light and dark themes and screens of any width."""
+    css = (resources.files("onea.research.report") / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(page.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join([f"<h1>{symbols(page.title)}</h1>", *map(block, page.blocks)])
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join([f"<h1>{symbols(title)}</h1>", *map(block, blocks)])
         + "\n</main>\n</body>\n</html>\n"
     )
 
 
 def block(part: Block) -> str:
-    """A part of a page, escaped."""
+    """The HTML of a block."""
     match part:
         case Text(text, kind):
             return f'<p class="{kind}">{symbols(text)}</p>'
@@ -186,7 +122,7 @@ def block(part: Block) -> str:
 
 
 def picture(picture: Picture) -> str:
-    """A figure on a card of its own, drawn twice: shrunk to a phone, the wide one could not be read."""
+    """A figure in a wide version and one for phones, on which the wide one would be illegible."""
     wide, narrow = svg(picture.draw()), svg(picture.draw(width=PHONE))
     caption = block(Text(picture.caption)) if picture.caption else ""
     return (
@@ -196,18 +132,18 @@ def picture(picture: Picture) -> str:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as a data address; as an image of its own its ids cannot clash with those of another."""
+    """A figure as a ``data:`` URL, so that the ids of several figures on a page cannot clash."""
     import matplotlib
 
     buffer = io.BytesIO()
-    # Letters as outlines need no font on the reader's side; a fixed salt and no date make equal pages equal bytes.
+    # Text as paths needs no fonts on the reader's machine; a fixed salt and no date make pages reproducible.
     with style.theme(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "onea"}):
         figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.1, metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def table(table: Table) -> str:
-    """A table that scrolls inside its own frame, by keyboard too, where the screen is narrower."""
+    """A table that scrolls in its frame on narrow screens, also by keyboard."""
     marks, bodies = table.marks(), []
     for group, rows in groupby(table.rows, key=lambda row: row.group):
         width = len(table.columns) + 1
@@ -261,12 +197,12 @@ def _blocks(blocks: Sequence[Block]) -> str:
 
 
 def symbols(text: str) -> str:
-    """Escaped text in which A_T and A_t read as symbols."""
+    """Escaped text with subscripts in A_T and A_t."""
     return escape(text).replace("A_T", "A<sub>T</sub>").replace("A_t", "A<sub>t</sub>")
 
 
 def two_lines(head: str) -> str:
-    """A heading that does not widen its column of short numbers more than it must.
+    """A long heading broken after its first word, because the numbers below are short.
 
     >>> two_lines("weighted mean A %")
     'weighted\\nmean A %'
@@ -275,7 +211,7 @@ def two_lines(head: str) -> str:
 
 
 def series(values: Sequence[float]) -> str:
-    """Numbers for a text alternative: all of a few, else the ends and the lowest."""
+    """Numbers for a text alternative: all of a few, of many the ends and the minimum."""
     texts = [f"{value:.1f}" for value in values]
     if len(texts) <= MOST_IN_ALT:
         return ", ".join(texts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page about runs on one stream."""
+"""The HTML page of runs on one stream, and the provenance of records."""
 
 from __future__ import annotations
 
@@ -14,43 +14,37 @@ from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, task_names
 from onea.research.report.heat_maps import accuracy_matrix
-from onea.research.report.html import MOST_IN_ALT, Block, Details, Page, Picture, Section, Terms, Text, document, series
+from onea.research.report.html import MOST_IN_ALT, Block, Details, Picture, Section, Terms, Text, document, series
 from onea.research.report.records import count_shared_adapters, finished, labels, shared_adapters_note
 from onea.text import plural
 
-SHORT = 12  # characters of a digest that tell it apart
+DIGEST = 12  # characters of a digest that are shown
 
 
 def run_page(records: Sequence[Record], title: str) -> str:
-    """The page as text.
+    """The HTML of the page.
 
     Args:
-        records: runs on the same stream; the first one is emphasised and has its matrix shown. A record may carry a
-            ``title``, a ``paper`` link and a ``note`` on top of what a run writes.
+        records: runs on the same stream; the first one is emphasised, and its accuracy matrix is shown. A record may
+            have a ``title``, a ``paper`` link and a ``note`` in addition to what a run writes.
         title: heading of the page.
     """
-    blocks: list[Block] = [
-        _lead(records),
-        _results(records),
-        _curves(records),
-        _stream(records),
-        _matrix(records[0]),
-        *(
-            _merges(record, name)
-            for record, name in zip(records, labels(records), strict=True)
-            if any("base" in (task.get("merge") or {}) for task in record["tasks"])
-        ),
-        provenance(records),
-    ]
-    return document(Page(title, blocks))
+    merges = (
+        _merges(record, name)
+        for record, name in zip(records, labels(records), strict=True)
+        if any("base" in (task.get("merge") or {}) for task in record["tasks"])
+    )
+    lead, results, curves = _lead(records), _results(records), _curves(records)
+    return document(title, [lead, results, curves, _stream(records), _matrix(records[0]), *merges, provenance(records)])
 
 
 def _lead(records: Sequence[Record]) -> Text:
     first, sizes = records[0], records[0]["stream"]["sizes"]
+    data = first.get("data", {}).get("name") or first["config"].get("data", "the dataset")
     spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
     who = f"{len(records)} methods learn" if len(records) > 1 else f"{labels(records)[0]} learns"
     return Text(
-        f"{who} {plural(sum(sizes), 'class', 'classes')} of {_data(first)} that arrive in "
+        f"{who} {plural(sum(sizes), 'class', 'classes')} of {data} that arrive in "
         f"{plural(len(sizes), 'task', 'tasks')} of {spread}; after every task, accuracy is measured over all "
         "classes seen so far.",
         "lead",
@@ -65,7 +59,7 @@ def _results(records: Sequence[Record]) -> Section:
 
 
 def _resolution(records: Sequence[Record]) -> str:
-    """The seeds, and how many points one test image is."""
+    """The seeds, and the accuracy of a single test image in percentage points."""
     seeds, images = dict.fromkeys(str(record["config"]["seed"]) for record in records), sum(records[0]["total"])
     return (
         f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(seeds)}; {images:,} test images, "
@@ -102,7 +96,6 @@ def _stream(records: Sequence[Record]) -> Section:
 
 
 def _after(values: Sequence[float | None], t: int) -> str:
-    """A measurement after a task, if there is one."""
     value = values[t] if t < len(values) else None
     return MISSING if value is None else f"{value:.1f}"
 
@@ -134,7 +127,6 @@ def _matrix(record: Record) -> Section:
 
 
 def _merges(record: Record, name: str) -> Section:
-    """The base of each merge, and its gates."""
     lines, before = [], 0
     for task in record["tasks"]:
         lines.append((str(task["name"]), *_merge_cells(task, task.get("merge") or {}, before)))
@@ -155,19 +147,21 @@ def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> tu
     return (*sizes, side, f"{merge['align_share']:.3f}", f"{merge['gate_min']:.3f} – {merge['gate_max']:.3f}")
 
 
-def _data(record: Record) -> str:
-    return str(record.get("data", {}).get("name") or record["config"].get("data", "the dataset"))
+_HARDWARE = ("accelerator", "processor", "cores", "platform")  # fields of a record's environment; others are versions
 
 
 def provenance(records: Sequence[Record]) -> Section:
-    """The section with configuration, inputs, machine, versions and times, a column for each record."""
+    """A section with configuration, inputs, machine, versions and times; one column per record."""
     names = labels(records)
     groups: dict[str, list[dict[str, Any]]] = {
         "Configuration": [record["config"] for record in records],
         "Options of the method": [record.get("options", {}) for record in records],
         "Images and network": [_inputs(record) for record in records],
         "Machine": [_machine(record) for record in records],
-        "Versions": [_versions(record) for record in records],
+        "Versions": [
+            {name: value for name, value in record.get("environment", {}).items() if name not in _HARDWARE}
+            for record in records
+        ],
         "Time": [_times(record) for record in records],
     }
     rows = []
@@ -178,14 +172,14 @@ def provenance(records: Sequence[Record]) -> Section:
             for key in keys
             if any(v.get(key) is not None for v in values)
         ]
-    # Its columns are wide, so a heading stays on one line.
+    # The columns are wide enough for a heading on one line.
     columns = tuple(TableColumn(name.replace(" ", "\N{NO-BREAK SPACE}"), align="left") for name in names)
     caption = "From the records; a value that spans the row is the same for all runs."
     return Section("Provenance", [Table(caption, columns, tuple(rows))])
 
 
 def _compared(values: Sequence[Any]) -> tuple[str, ...]:
-    """A single cell where all records agree."""
+    """A cell per record; a single one if all are equal."""
     texts = tuple(MISSING if value is None else _plain(value) for value in values)
     return texts[:1] if len(set(texts)) == 1 else texts
 
@@ -194,13 +188,13 @@ def _inputs(record: Record) -> dict[str, Any]:
     data, backbone = record.get("data", {}), record.get("backbone", {})
     return {
         "dataset": data.get("name"),
-        "data fingerprint": str(data["fingerprint"])[:SHORT] if data.get("fingerprint") else None,
+        "data fingerprint": str(data["fingerprint"])[:DIGEST] if data.get("fingerprint") else None,
         "images": f"{data['train_images']:,} for training, {data['test_images']:,} for testing"
         if "train_images" in data
         else None,
         "skipped images": len(data["skipped"]) if data.get("skipped") else None,
         "network": backbone.get("name"),
-        "network's sha256": str(backbone["sha256"])[:SHORT] if backbone.get("sha256") else None,
+        "network's sha256": str(backbone["sha256"])[:DIGEST] if backbone.get("sha256") else None,
         "network's licence": backbone.get("licence"),
         "input": f"{backbone['input']} px" if "input" in backbone else None,
     }
@@ -209,15 +203,9 @@ def _inputs(record: Record) -> dict[str, Any]:
 def _machine(record: Record) -> dict[str, Any]:
     runtime, environment = record.get("runtime", {}), record.get("environment", {})
     return {
-        "accelerator": environment.get("accelerator"),
-        **{name: environment.get(name) for name in ("processor", "cores", "platform")},
+        **{name: environment.get(name) for name in _HARDWARE},
         **{name: runtime.get(name) for name in ("device", "precision", "threads")},
     }
-
-
-def _versions(record: Record) -> dict[str, Any]:
-    named = ("processor", "cores", "platform", "accelerator")
-    return {name: value for name, value in record.get("environment", {}).items() if name not in named}
 
 
 def _times(record: Record) -> dict[str, Any]:
