@@ -39,7 +39,7 @@ def main() -> None:
     if wrong := set(arguments.what) - {"demo", "test"}:
         parser.error(f"{', '.join(sorted(wrong))}: choose demo or test")
     about = environment(torch.device("cpu"))
-    hardware = hardware_name(about, about["cores"])
+    hardware = hardware_name(about)
     rows: list[tuple[str, ...]] = []
     for what in arguments.what or ("demo", "test"):
         for bf16 in (True, False) if cpu.has_bf16() else (False,):

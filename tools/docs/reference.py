@@ -39,7 +39,7 @@ def base_rates() -> str:
 def method_options() -> str:
     """The options of every method, each below its name, with the values that a run has by default."""
     from onea.research.methods import METHODS, method_class
-    from onea.research.paper.scale import option_values
+    from onea.research.paper.plan import option_values
     from onea.research.runs.config import RunConfig
 
     def options(kind: Any, name: str) -> str:
@@ -150,7 +150,7 @@ def _folded(title: str, content: str) -> str:
 def paper_experiments() -> str:
     """Every table and figure of the paper: its command, its runs, and GPU hours by the speed of our benchmark."""
     from onea.research.paper.experiments import experiments
-    from onea.research.paper.scale import Changes, estimate, make_plan, published_counts
+    from onea.research.paper.plan import Changes, estimate, make_plan, published_counts
 
     rates = [bench(GPU, *what, "images/s", "fast") for what in (("training", "batch 128"), ("inference", "batch 256"))]
 

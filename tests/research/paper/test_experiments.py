@@ -26,7 +26,7 @@ from onea.research.paper.experiment import METHODS as PAPER_METHODS
 from onea.research.paper.experiments import experiments, find_experiment
 from onea.research.paper.page import detailed, grid_table, write_experiment
 from onea.research.paper.pictures import pictures
-from onea.research.paper.scale import (
+from onea.research.paper.plan import (
     Changes,
     ExperimentPlan,
     ImageCounts,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ from onea import cpu
 from onea.errors import OneaError
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import SEED, bench_backbone, inference_rows
-from onea.research.bench.results import EXPORT, PYTORCH, BenchResult, Row
+from onea.research.bench.results import EXPORT, PYTORCH, BenchResult, Row, load_average
 from onea.research.bench.run import OnStatus
 from onea.research.runs.runner import environment
 from onea.runtime import make_runtime
@@ -58,7 +57,7 @@ def export_bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -
     """
     if config.device not in ("auto", "cpu"):
         raise OneaError(f"--export measures the CPU, not {config.device}; leave --device out.")
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = load_average()
     config = dataclasses.replace(config, device="cpu")
     runtime = config.runtime(same_numerics=True)
     vit = bench_backbone(config.backbone)

@@ -289,7 +289,7 @@ class Measurements:
     Attributes:
         name: the column.
         workload: what is measured.
-        seconds: about how long each measurement takes.
+        seconds: approximate time of each measurement.
     """
 
     name: str

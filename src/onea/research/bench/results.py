@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -38,11 +39,6 @@ class Timing:
     spread: float
     best: float
 
-    @property
-    def relative_spread(self) -> float:
-        """The spread as a fraction of the median."""
-        return self.spread / self.seconds
-
 
 def time_repeatedly(
     action: Callable[[], object], device: torch.device, seconds: float, *, warm_up: int = 2, min_repeats: int = 4
@@ -69,12 +65,12 @@ def time_interleaved(
     while (repeats := len(times[0])) < min_repeats or (
         time.perf_counter() - started < seconds * len(actions) and repeats < _MAX_REPEATS
     ):
-        for action, of_action in zip(actions, times, strict=True):
+        for action, action_times in zip(actions, times, strict=True):
             before = time.perf_counter()
             action()
             synchronise(device)
-            of_action.append(time.perf_counter() - before)
-    return [summarise_times(of_action) for of_action in times]
+            action_times.append(time.perf_counter() - before)
+    return [summarise_times(action_times) for action_times in times]
 
 
 def summarise_times(times: Sequence[float]) -> Timing:
@@ -108,7 +104,7 @@ class Row:
     Attributes:
         measure: what was measured, such as ``training``.
         setting: such as the batch size.
-        column: the implementation: the plain loop, the published code, onea in fp32 or at its fastest, or timm.
+        column: implementation: the plain loop, the published code, onea in fp32 or at its fastest, or timm.
         value: median.
         unit: unit of the value and its spread.
         spread: half of the interquartile range; 0 for a constant.
@@ -134,7 +130,7 @@ def timm_column(precision: str, compiled: bool) -> str:
 def rate(measure: str, setting: str, column: str, images: int, timing: Timing) -> Row:
     """Images per second."""
     speed = images / timing.seconds
-    return Row(measure, setting, column, speed, "images/s", speed * timing.relative_spread)
+    return Row(measure, setting, column, speed, "images/s", speed * timing.spread / timing.seconds)
 
 
 def duration(measure: str, setting: str, column: str, timing: Timing) -> Row:
@@ -153,35 +149,14 @@ def chip_name(environment: dict[str, Any]) -> str:
     return str(environment["accelerator"] or environment["processor"] or "unknown")
 
 
-def hardware_name(environment: dict[str, Any], cores: int) -> str:
+def hardware_name(environment: dict[str, Any]) -> str:
     """The chip and the number of CPU cores."""
-    return f"{chip_name(environment)}, {cores} cores"
+    return f"{chip_name(environment)}, {environment['cores']} cores"
 
 
-def csv_name(environment: dict[str, Any], cores: int, backbone: str, data: str = "") -> str:
-    """A file name with the hardware.
-
-    >>> csv_name({"accelerator": "NVIDIA H200", "processor": "x"}, 16, "random:vit_base_patch16_224")
-    'bench-nvidia-h200-16-random-vit_base_patch16_224.csv'
-    """
-    parts = ("bench", chip_name(environment), str(cores), Path(backbone).name.removesuffix(".safetensors"), data)
-    return "-".join(re.sub(r"[^a-z0-9_.]+", "-", part.lower()).strip("-") for part in parts if part) + ".csv"
-
-
-def write_csv(
-    path: Path, rows: Sequence[Row], backbone: str, hardware: str, load: float, environment: dict[str, Any]
-) -> None:
-    """Write all rows in long format, each with backbone, hardware, load and versions."""
-    versions = " ".join(f"{name} {environment[name]}" for name in ("onea", "python", "torch", "torchvision", "timm"))
-    text = io.StringIO()
-    names = [field.name for field in fields(Row)]
-    table = csv.DictWriter(text, [*names, "backbone", "hardware", "load", "versions"], lineterminator="\n")
-    table.writeheader()
-    where = {"backbone": backbone, "hardware": hardware, "load": f"{load:.2f}", "versions": versions}
-    for row in rows:
-        numbers = {"value": f"{row.value:.6g}", "spread": f"{row.spread:.3g}"}
-        table.writerow({**asdict(row), **numbers, **where})
-    write_atomically(path, text.getvalue().encode())
+def load_average() -> float:
+    """The load of the machine in the last minute; 0 where the system does not report it."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 _BUSY = 0.25  # load per core
@@ -194,8 +169,8 @@ class BenchResult:
     """All results of a benchmark, and the machine.
 
     Attributes:
-        load: load average of the machine in the minute before.
-        data: the dataset of a whole stream, or ``export``.
+        load: load average of the machine before the benchmark.
+        data: dataset of a whole stream, or ``export``.
     """
 
     config: BenchConfig
@@ -210,13 +185,32 @@ class BenchResult:
     @property
     def hardware(self) -> str:
         """The chip and the number of CPU cores."""
-        return hardware_name(self.environment, self.environment["cores"])
+        return hardware_name(self.environment)
+
+    @property
+    def file_name(self) -> str:
+        """The name of the CSV file, such as ``bench-nvidia-h200-16-random-vit_base_patch16_224.csv``."""
+        backbone = Path(self.backbone).name.removesuffix(".safetensors")
+        parts = ("bench", chip_name(self.environment), str(self.environment["cores"]), backbone, self.data)
+        return "-".join(re.sub(r"[^a-z0-9_.]+", "-", part.lower()).strip("-") for part in parts if part) + ".csv"
 
     def write(self, folder: Path) -> Path:
-        """Write the CSV file."""
-        path = folder / csv_name(self.environment, self.environment["cores"], self.backbone, self.data)
-        write_csv(path, self.rows, self.backbone, self.hardware, self.load, self.environment)
-        return path
+        """Write all rows to a CSV file, each with backbone, hardware, load and versions."""
+        packages = ("onea", "python", "torch", "torchvision", "timm")
+        where = {
+            "backbone": self.backbone,
+            "hardware": self.hardware,
+            "load": f"{self.load:.2f}",
+            "versions": " ".join(f"{name} {self.environment[name]}" for name in packages),
+        }
+        text = io.StringIO()
+        table = csv.DictWriter(text, [*(field.name for field in fields(Row)), *where], lineterminator="\n")
+        table.writeheader()
+        for row in self.rows:
+            numbers = {"value": f"{row.value:.6g}", "spread": f"{row.spread:.3g}"}
+            table.writerow({**asdict(row), **numbers, **where})
+        write_atomically(folder / self.file_name, text.getvalue().encode())
+        return folder / self.file_name
 
     @property
     def busy(self) -> bool:
@@ -227,21 +221,22 @@ class BenchResult:
 def print_result(result: BenchResult) -> None:
     """Print the columns beside the plain loop, then onea beside timm, then the growth."""
     console = Console(highlight=False)
+    title = f"{result.backbone}, rank {result.config.rank}, {result.hardware}"
     mode = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
     if result.busy:
         console.print(
             f"[yellow]other processes use this machine (load {result.load:.1f}): measure again when it is idle[/]"
         )
     if result.data == EXPORT:
-        console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
+        console.print(title)
         console.print(f"×: how many times faster than {PYTORCH}")
         console.print(_export_table(result.rows))
         return
     if result.data:
         console.print(f"One-A with {result.backbone}, {mode}, {result.hardware}")
-        console.print(_stream_table(result.rows))
+        console.print(_table(("", ""), ([f"{row.setting}, {row.unit}", _number(row)] for row in result.rows)))
         return
-    console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
+    console.print(title)
     console.print(f"plain loop: fp32, eager, DataLoader workers; same numerics: onea, fp32, eager; fast: onea, {mode}")
     console.print("×: how many times better than the plain loop")
     console.print(_column_table([row for row in result.rows if not row.measure.startswith("growth")]))
@@ -250,24 +245,23 @@ def print_result(result: BenchResult) -> None:
         console.print(_growth_table(growth))
 
 
-def _stream_table(rows: list[Row]) -> TerminalTable:
-    return _table(("", ""), ([f"{row.setting}, {row.unit}", _number(row)] for row in rows))
-
-
 def _export_table(rows: list[Row]) -> TerminalTable:
     """The time of each batch size by runtime, and its ratio to PyTorch."""
     settings = list(dict.fromkeys(row.setting for row in rows))
     lines = []
     for name in dict.fromkeys(row.column for row in rows):
-        pairs = [[find_row(rows, "inference", setting, one, "ms") for one in (name, PYTORCH)] for setting in settings]
-        lines.append([name, *(cell for time, base in pairs for cell in (_number(time), _ratio(time, base)))])
+        line = [name]
+        for setting in settings:
+            row, baseline = (find_row(rows, "inference", setting, column, "ms") for column in (name, PYTORCH))
+            line += [_number(row), _ratio(row, baseline)]
+        lines.append(line)
     heads = [cell for setting in settings for cell in (f"{setting}, ms", "×")]
     return _table(("inference", *heads), lines)
 
 
 def _column_table(rows: list[Row]) -> TerminalTable:
-    has_official = any(row.column == OFFICIAL for row in rows)
-    names = [name for name in (PLAIN, OFFICIAL, SAME, FAST) if name != OFFICIAL or has_official]
+    measured = {row.column for row in rows}
+    names = [name for name in (PLAIN, OFFICIAL, SAME, FAST) if name != OFFICIAL or name in measured]
     lines = []
     for measure, setting, unit in dict.fromkeys((row.measure, row.setting, row.unit) for row in rows):
         by_column = {name: find_row(rows, measure, setting, name, unit) for name in names}
@@ -278,7 +272,7 @@ def _column_table(rows: list[Row]) -> TerminalTable:
 
 
 def _timm_table(result: BenchResult) -> TerminalTable:
-    """onea with the adapter beside timm without it, both in the same precision and both compiled or eager."""
+    """onea with an adapter and timm without one, in the same precision, both compiled or both eager."""
     lines = []
     for name, precision, compiled in ((SAME, "fp32", False), (FAST, result.precision, result.compiled)):
         column = timm_column(precision, compiled)
@@ -295,7 +289,7 @@ def _timm_table(result: BenchResult) -> TerminalTable:
 
 
 def _growth_table(rows: list[Row]) -> TerminalTable:
-    """Early and late tasks side by side; the rows are pairs of both."""
+    """Early and late tasks side by side, from alternating rows."""
     lines = []
     for early, late in zip(rows[::2], rows[1::2], strict=True):
         change = f"{100 * (late.value / early.value - 1):+.2f} %"

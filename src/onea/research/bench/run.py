@@ -54,6 +54,7 @@ from onea.research.bench.results import (
     chip_name,
     duration,
     find_row,
+    load_average,
     rate,
     time_interleaved,
     time_repeatedly,
@@ -80,7 +81,7 @@ def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> Bench
         config: options of the benchmark.
         on_status: is called with the name of each measurement.
     """
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = load_average()
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
     checkout = Path(config.official).expanduser() if config.official else None
     if checkout:
@@ -282,7 +283,7 @@ def stream_bench(config: BenchConfig, data: str, folder: Path, on_status: OnStat
     Raises:
         OneaError: the run exists already.
     """
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = load_average()
     same = config.precision == "fp32"
     precision = config.runtime(same_numerics=same).precision
     label = f"{data_name(data)}-{precision}"

@@ -69,7 +69,7 @@ def _options(name: str, preset: str, data: str) -> Table:
     from onea.cli.options import meaning
     from onea.options import list_options
     from onea.research.methods import method_class
-    from onea.research.paper.scale import option_values
+    from onea.research.paper.plan import option_values
 
     kind, values = method_class(name).Options, option_values(name, preset, data)
     rows = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onea.cli.options import options_of
-from onea.research.paper.scale import Changes
+from onea.research.paper.plan import Changes
 
 if TYPE_CHECKING:
     from onea.research.runs.grid import Executor, Failure
@@ -53,7 +53,7 @@ def paper(
     from onea.research.cli.paper_display import GridDisplay, print_experiments, print_plan, print_result
     from onea.research.paper.experiments import find_experiment
     from onea.research.paper.page import write_experiment
-    from onea.research.paper.scale import RecordedCounts, make_plan
+    from onea.research.paper.plan import make_plan, recorded_counts
     from onea.research.runs.grid import RecordStore, run_grid
 
     if name is None:
@@ -64,7 +64,7 @@ def paper(
     changes = Changes(**options | {"data": tuple(options.get("data", ()))})
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if render_only:  # data and backbone are read from the records
-        plan = make_plan(experiment, changes, RecordedCounts(store.records(), changes.root).facts)
+        plan = make_plan(experiment, changes, recorded_counts(store.records(), changes.root))
     else:
         plan = make_plan(experiment, changes)
     if dry_run:

@@ -25,7 +25,7 @@ from onea.research.runs.grid import Failure, GridProgress
 from onea.text import plural
 
 if TYPE_CHECKING:
-    from onea.research.paper.scale import ExperimentPlan, PlannedCell
+    from onea.research.paper.plan import ExperimentPlan, PlannedCell
 
 _MAX_ROWS = 16  # of running runs
 
@@ -54,7 +54,7 @@ def print_plan(plan: ExperimentPlan, finished: Collection[str], shared: bool = F
         shared: whether runs that differ only in the merge share their training.
     """
     from onea.research.paper.page import notes
-    from onea.research.paper.scale import count_images, estimate
+    from onea.research.paper.plan import count_images, estimate
     from onea.research.runs.grid import first_of_each_training
 
     console = Console()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper: its methods and datasets, the cells of its tables and figures, and the numbers in ``reported.yaml``."""
+"""The paper's methods and datasets, the structure of its tables and figures, and its numbers in ``reported.yaml``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ BACKBONE_TITLE = "ViT-B/16 pretrained on ImageNet-21K"
 
 @dataclass(frozen=True)
 class PaperData:
-    """A dataset of the paper, as published.
-
-    Attributes:
-        title: the paper's name of it.
-        classes: how many.
-        train: training images in all.
-        test: test images in all.
-    """
+    """A dataset of the paper: its name there, and its numbers of classes, training images and test images."""
 
     title: str
     classes: int
@@ -41,7 +34,7 @@ DATASETS: dict[str, PaperData] = {
     "imagenet-r": PaperData("ImageNet-R", 200, 24_000, 6_000),
 }
 
-# Methods by the paper's name, in the order of its tables.
+# The paper's name of each method, in the order of its tables.
 METHODS: dict[str, str] = {
     "L2P": "l2p",
     "DualPrompt": "dualprompt",
@@ -59,7 +52,7 @@ METHODS: dict[str, str] = {
 
 
 def data_title(data: str) -> str:
-    """What a heading calls a dataset.
+    """The name of a dataset in headings.
 
     >>> data_title("cub200"), data_title("folder:/shop/hats")
     ('CUB', 'hats')
@@ -69,32 +62,32 @@ def data_title(data: str) -> str:
 
 
 Kind = Literal[
-    "table",  # numbers by row and column
-    "settings",  # hyper-parameters, nothing to run
-    "streams",  # pictures of streams, nothing to run
-    "bars",  # one number by row, grouped by column
-    "curves",  # accuracy after every task, a panel a group
-    "forgetting",  # forgetting after every task, a panel a group
-    "directions",  # update strength per singular direction of the merges
-    "alignment",  # bases before against bases after a merge
-    "heatmap",  # one number by row and column, a panel a group
-    "scatter",  # accuracy against cost, a point a row
+    "table",
+    "settings",  # table of hyper-parameters, without runs
+    "streams",  # figures of streams, without runs
+    "bars",
+    "curves",  # accuracy after each task, one panel per group
+    "forgetting",  # forgetting after each task, one panel per group
+    "directions",  # update strength per singular direction
+    "alignment",  # overlap of the bases before and after a merge
+    "heatmap",  # one panel per group
+    "scatter",  # accuracy against cost
 ]
 
-# What every run of the paper shares. PILOT's preprocessing goes with the paper's backbone only.
+# Options of all runs. PILOT's preprocessing is for the paper's backbone only.
 SHARED: dict[str, Any] = {"backbone": BACKBONE, "protocol": "pilot", "stream": "step", "gamma": 0.01}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs behind one place of a table or figure: one for each seed.
+    """A cell of a table or figure, with one run per seed.
 
     Attributes:
-        row: the row's name.
-        group: heading over the columns; ``{data}``, ``{tasks}`` and ``{gamma}`` stand for the run's own.
-        columns: a heading (with the same words in braces) and a metric for each number that the runs give here.
-        options: what ``make_config`` takes, without the seed.
-        split: cut every task into pieces of at most so many classes, in the same class order.
+        row: name of the row.
+        group: heading over the columns; ``{data}``, ``{tasks}`` and ``{gamma}`` are replaced.
+        columns: heading (with the same placeholders) and metric of each column that the runs fill.
+        options: arguments of ``make_config``, without the seed.
+        split: split all tasks into tasks of at most this many classes, in the same class order.
     """
 
     row: str
@@ -104,7 +97,7 @@ class Cell:
     split: int | None = None
 
     def headings(self) -> tuple[tuple[str, str], ...]:
-        """Group and name of each column."""
+        """Group and heading of each column."""
         words = {
             "data": data_title(self.options["data"]),
             "tasks": self.options["tasks"],
@@ -118,15 +111,15 @@ class Experiment:
     """A table or figure of the paper.
 
     Attributes:
-        name: ``table1``, ``figure4``, ... in the paper's order of appearance.
-        alias: a readable name.
+        name: ``table1``, ``figure4``, ... in order of appearance.
+        alias: descriptive name.
         title: one line.
-        label: the paper's own label.
-        kind: how it is shown.
-        cells: what it is made of; empty where nothing is run.
-        seeds: how many, counted from 1.
-        per_task: whether it shows one stream step by step, so that all rows must share one seed.
-        notes: choices that are ours because the paper does not say.
+        label: LaTeX label in the paper.
+        kind: how it is displayed.
+        cells: its cells; empty without runs.
+        seeds: number of seeds, from 1.
+        per_task: it shows a single stream task by task, so that all rows must have the same seed.
+        notes: choices that the paper leaves open.
     """
 
     name: str
@@ -141,20 +134,20 @@ class Experiment:
 
     @property
     def heading(self) -> str:
-        """What a page calls it."""
+        """Name and title for pages."""
         return f"{self.name.replace('table', 'Table ').replace('figure', 'Figure ')}: {self.title}"
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The datasets it runs on, in order."""
+        """The datasets of its runs, in order."""
         return tuple(dict.fromkeys(str(cell.options["data"]) for cell in self.cells))
 
 
-# what the paper reports
+# reported numbers
 
 
 class Number(NamedTuple):
-    """A printed number, and its deviation where one is printed."""
+    """A reported number, and its standard deviation if there is one."""
 
     value: float
     std: float | None
@@ -162,13 +155,13 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportedTable:
-    """One table of the paper.
+    """A table of the paper.
 
     Attributes:
-        name: ``table1`` to ``table10``, in the order of appearance.
-        label: the paper's own.
+        name: ``table1`` to ``table10``, in order of appearance.
+        label: LaTeX label in the paper.
         columns: ``group / name``, or the name alone.
-        rows: a row's values as printed, one per column.
+        rows: the values of each row as printed, one per column.
     """
 
     name: str
@@ -178,7 +171,7 @@ class ReportedTable:
     rows: Mapping[str, tuple[str, ...]]
 
     def cell(self, row: str, column: str) -> str | None:
-        """What is printed there, or None where the table has no such cell."""
+        """The printed text of a cell, or None if there is no such cell."""
         if row not in self.rows or column not in self.columns:
             return None
         return self.rows[row][self.columns.index(column)]
@@ -186,9 +179,8 @@ class ReportedTable:
 
 @cache
 def reported_tables() -> dict[str, ReportedTable]:
-    """All tables by name."""
+    """All tables of the paper by name."""
     yaml = import_extra("yaml", "research")
-
     text = (resources.files("onea.research.paper") / "reported.yaml").read_text(encoding="utf-8")
     tables: dict[str, ReportedTable] = {}
     for block in yaml.safe_load(text):
@@ -201,7 +193,7 @@ def reported_tables() -> dict[str, ReportedTable]:
 
 
 def number(printed: str) -> Number:
-    """A printed cell as numbers.
+    """Parse a printed cell.
 
     >>> number("88.23 ± 0.48"), number("39.19×").value, number("5×10^-4").value, number("40 (T)").value
     (Number(value=88.23, std=0.48), 39.19, 0.0005, 40.0)
@@ -209,8 +201,7 @@ def number(printed: str) -> Number:
     if power := re.fullmatch(r"([\d.]+)×10\^(-?\d+)", printed):
         return Number(float(f"{power[1]}e{power[2]}"), None)
     value, _, rest = printed.partition(" ± ")
-    std = re.match(r"[\d.]+", rest)
-    found = re.match(r"[\d.]+", value)
-    if found is None:
+    mean, std = (re.match(r"[\d.]+", text) for text in (value, rest))
+    if mean is None:
         raise OneaError(f"'{printed}' holds no number; correct reported.yaml.")
-    return Number(float(found[0]), float(std[0]) if std else None)
+    return Number(float(mean[0]), float(std[0]) if std else None)

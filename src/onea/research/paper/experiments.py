@@ -1,77 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every table and figure of the paper by name, and which runs fill it. Figure 3 is a drawing of the method."""
+"""The tables and figures of the paper and their runs. Figure 3 is a drawing of the method."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from onea.errors import OneaError, did_you_mean
 from onea.research.paper.experiment import METHODS, SHARED, Cell, Experiment
 
-LAST, BOTH = (("A_T", "A_T"),), (("A_T", "A_T"), ("mean A", "mean_A"))
+Columns = tuple[tuple[str, str], ...]
+LAST: Columns = (("A_T", "A_T"),)
+BOTH: Columns = (("A_T", "A_T"), ("mean A", "mean_A"))
+BY_DATA: Columns = (("{data}", "A_T"),)
 PAPER_STREAMS = (("cifar100", 10), ("cub200", 20), ("imagenet-a", 10), ("imagenet-r", 40))
 
-MAIN = ("L2P", "DualPrompt", "CODA-Prompt", "Aper-adapter", "EASE", "InfLoRA", "SEMA", "ACMap", "CL-LoRA", "One-A")
-FEW = ("Aper-adapter", "EASE", "SEMA", "ACMap", "CL-LoRA", "One-A")
-WITHOUT_INFLORA = tuple(row for row in MAIN if row != "InfLoRA")
-LONG_TAIL = ("Aper-adapter", "EASE", "InfLoRA", "SEMA", "ACMap", "CL-LoRA", "One-A")
+Rows = dict[str, dict[str, Any]]
+
+
+def methods(*names: str) -> Rows:
+    """A row for each method of the paper."""
+    return {name: {"method": METHODS[name]} for name in names}
+
+
+MAIN = methods(
+    "L2P", "DualPrompt", "CODA-Prompt", "Aper-adapter", "EASE", "InfLoRA", "SEMA", "ACMap", "CL-LoRA", "One-A"
+)
+FEW = methods("Aper-adapter", "EASE", "SEMA", "ACMap", "CL-LoRA", "One-A")
+WITHOUT_INFLORA = {row: options for row, options in MAIN.items() if row != "InfLoRA"}
+LONG_TAIL = methods("Aper-adapter", "EASE", "InfLoRA", "SEMA", "ACMap", "CL-LoRA", "One-A")
 LONG_TAIL_FACTOR = 0.1
 
 # Without alignment the merge is the (weighted) mean, which is what symmetric alignment gives under any linear rule.
-ABLATION: dict[str, dict[str, Any]] = {
+ABLATION: Rows = {
     "none": {"alignment": False, "weights": "uniform", "gating": False},
     "ASA": {"alignment": True, "weights": "uniform", "gating": False},
     "GW": {"alignment": False, "weights": "classes", "gating": False},
     "ASA + GW": {"alignment": True, "weights": "classes", "gating": False},
     "ASA + GW + DG": {"alignment": True, "weights": "classes", "gating": True},
 }
-PROXIES = {"Norm-based": "norm", "SV-based": "spectrum", "Class count-based": "classes"}
-TRAINING: dict[str, dict[str, Any]] = {
+PROXIES: Rows = {
+    "Norm-based": {"weights": "norm"},
+    "SV-based": {"weights": "spectrum"},
+    "Class count-based": {"weights": "classes"},
+}
+TRAINING: Rows = {
     "w/o L_ctr": {"contrastive": False},
     "w/o E(t)": {"epoch_growth": 0.0},
     "One-A": {},
 }
 
 COMPONENTS = (
-    "ASA: asymmetric alignment; GW: global weighting; DG: directional gating. Without any, each merge "
-    "takes half of either side; with all three, it is One-A."
+    "ASA: asymmetric alignment; GW: global weighting; DG: directional gating. Without them, a merge "
+    "is the mean of both sides; with all three, it is One-A."
 )
-NO_TASKS = "The paper does not say T, the number of tasks; 10 unless --tasks gives another number."
-ONE_SEED = (
-    "The paper prints no deviation here and does not say over how many seeds; one by default, --seeds N for more."
-)
+NO_TASKS = "The paper does not give T, the number of tasks; 10 unless --tasks is given."
+ONE_SEED = "The paper reports no deviation and no number of seeds here; one seed by default, --seeds N for more."
 
 
-def by_method(
-    rows: Iterable[str],
-    streams: Iterable[tuple[str, int]],
-    group: str,
-    columns: tuple[tuple[str, str], ...] = BOTH,
+def cells(
+    rows: Rows,
+    streams: Sequence[tuple[str, int]],
+    columns: Columns = BOTH,
+    group: str = "{data} (T={tasks})",
     **options: Any,
 ) -> tuple[Cell, ...]:
-    """Methods by streams."""
-    places = list(streams)
+    """Cells of rows by streams; a row has its own options, and One-A as its method by default."""
     return tuple(
-        Cell(row, group, columns, SHARED | {"method": METHODS[row], "data": data, "tasks": tasks} | options)
-        for row in rows
-        for data, tasks in places
-    )
-
-
-def by_switch(
-    rows: dict[str, dict[str, Any]],
-    streams: Iterable[tuple[str, int]],
-    group: str = "",
-    columns: tuple[tuple[str, str], ...] = (("{data}", "A_T"),),
-) -> tuple[Cell, ...]:
-    """One-A with switches, by streams."""
-    places = list(streams)
-    return tuple(
-        Cell(row, group, columns, SHARED | {"method": "one-a", "data": data, "tasks": tasks} | switches)
-        for row, switches in rows.items()
-        for data, tasks in places
+        Cell(row, group, columns, SHARED | {"method": "one-a", "data": data, "tasks": tasks} | options | row_options)
+        for row, row_options in rows.items()
+        for data, tasks in streams
     )
 
 
@@ -82,7 +82,7 @@ TABLES = (
         "Accuracy on four step-imbalanced streams",
         "tab:AA",
         "table",
-        by_method(MAIN, PAPER_STREAMS, "{data} (T={tasks})"),
+        cells(MAIN, PAPER_STREAMS),
         seeds=5,
     ),
     Experiment(
@@ -96,7 +96,7 @@ TABLES = (
             for row in FEW
             for gamma in (0.001, 0.05)
             for tasks in (10, 20)
-            for cell in by_method([row], [("cifar100", tasks)], "γ={gamma}, T={tasks}", gamma=gamma)
+            for cell in cells(methods(row), [("cifar100", tasks)], group="γ={gamma}, T={tasks}", gamma=gamma)
         ),
         notes=("The caption names no dataset; by its values it is CIFAR100.", ONE_SEED),
     ),
@@ -106,11 +106,11 @@ TABLES = (
         "One-A's three components, A_T",
         "tab:ablation",
         "table",
-        by_switch(
+        cells(
             ABLATION,
             [(data, tasks) for data in ("cifar100", "imagenet-a") for tasks in (10, 20)],
-            "{data}",
             (("T={tasks}", "A_T"),),
+            "{data}",
         ),
         notes=(COMPONENTS, ONE_SEED),
     ),
@@ -120,11 +120,11 @@ TABLES = (
         "Merging strategies: accuracy and cost",
         "tab:ablation_fusion",
         "table",
-        by_method(
-            ("Per-task adapter", "MOS", "ACMap", "One-A"),
+        cells(
+            methods("Per-task adapter", "MOS", "ACMap", "One-A"),
             [("imagenet-r", 40)],
-            "",
             (("A_T", "A_T"), ("weighted mean A", "weighted_mean_A"), ("FLOPs", "flops"), ("adapters", "adapters")),
+            "",
         ),
         notes=("FLOPs: of a prediction after the last task, measured, as a multiple of One-A's.", ONE_SEED),
     ),
@@ -134,12 +134,8 @@ TABLES = (
         "Information proxies, A_T",
         "tab:info",
         "table",
-        by_switch({row: {"weights": proxy} for row, proxy in PROXIES.items()}, [("cifar100", 10), ("imagenet-a", 10)]),
-        notes=(
-            "What weighs the two sides of a merge: norms, singular values (SV) or numbers of classes.",
-            NO_TASKS,
-            ONE_SEED,
-        ),
+        cells(PROXIES, [("cifar100", 10), ("imagenet-a", 10)], BY_DATA, ""),
+        notes=("Weights of the two sides of a merge: norms, singular values (SV) or class counts.", NO_TASKS, ONE_SEED),
     ),
     Experiment(
         "table6",
@@ -147,12 +143,8 @@ TABLES = (
         "Contrastive loss and size-dependent epochs, A_T",
         "tab:flexe_loss",
         "table",
-        by_switch(TRAINING, [("cifar100", 10), ("imagenet-a", 10)]),
-        notes=(
-            "L_ctr: the contrastive loss; E(t): longer training of larger tasks.",
-            NO_TASKS,
-            ONE_SEED,
-        ),
+        cells(TRAINING, [("cifar100", 10), ("imagenet-a", 10)], BY_DATA, ""),
+        notes=("L_ctr: the contrastive loss; E(t): longer training of larger tasks.", NO_TASKS, ONE_SEED),
     ),
     Experiment("table7", "hyperparameters", "One-A's hyper-parameters", "tab:dataset_hyper", "settings"),
     Experiment(
@@ -161,7 +153,7 @@ TABLES = (
         "A_T when tasks arrive from large to small",
         "tab:descending",
         "table",
-        by_method(WITHOUT_INFLORA, PAPER_STREAMS, "", (("{data} (T={tasks})", "A_T"),), order="descending"),
+        cells(WITHOUT_INFLORA, PAPER_STREAMS, (("{data} (T={tasks})", "A_T"),), "", order="descending"),
         seeds=5,
     ),
     Experiment(
@@ -170,7 +162,7 @@ TABLES = (
         "Accuracy on balanced streams of CUB",
         "tab:balance_cil_summary",
         "table",
-        by_method(WITHOUT_INFLORA, [("cub200", tasks) for tasks in (5, 10, 20, 40)], "T={tasks}", stream="balanced"),
+        cells(WITHOUT_INFLORA, [("cub200", tasks) for tasks in (5, 10, 20, 40)], group="T={tasks}", stream="balanced"),
         seeds=5,
     ),
     Experiment(
@@ -179,46 +171,40 @@ TABLES = (
         "Accuracy with uneven tasks and uneven classes",
         "tab:lt",
         "table",
-        by_method(LONG_TAIL, [("cifar100", 10), ("cub200", 20)], "{data} (T={tasks})", long_tail=LONG_TAIL_FACTOR),
+        cells(LONG_TAIL, [("cifar100", 10), ("cub200", 20)], long_tail=LONG_TAIL_FACTOR),
         seeds=5,
-        notes=(
-            f"The paper does not say how long the tail is; the rarest class keeps {LONG_TAIL_FACTOR:g} of its images.",
-        ),
+        notes=(f"The length of the tail is not given; the rarest class keeps {LONG_TAIL_FACTOR:g} of its images.",),
     ),
 )
 
 GAMMAS = (0.001, 0.005, 0.01, 0.05)
-PIECES = (10, 5, 2)  # classes at most, of the micro-tasks that large tasks are cut into
+_SPLITS = {"as it arrives": None} | {f"at most {most} classes a task": most for most in (10, 5, 2)}
 KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0)
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 RANKS = (16, 32, 64, 128, 256)
 
 _NO_STREAM = "The paper names neither dataset nor number of tasks; by default CIFAR100 and 10."
-_FIXED = "One fixed seed that all rows share, as in the paper."
-_SPLIT_COLUMNS = (
-    ("tasks", "tasks"),
-    ("A_T", "A_T"),
-    ("mean A", "mean_A"),
-    ("passes per image", "passes"),
-    ("state MB", "state_mb"),
-)
-
-
-def _ease(row: str, split: int | None) -> Cell:
-    options = SHARED | {"method": "ease", "data": "cifar100", "tasks": 10}
-    return Cell(row, "{data} (T={tasks})", _SPLIT_COLUMNS, options, split)
+_FIXED = "One seed for all rows, as in the paper."
+_SPLIT_COLUMNS = (("tasks", "tasks"), *BOTH, ("passes per image", "passes"), ("state MB", "state_mb"))
 
 
 FIGURES = (
     Experiment(
         "figure1",
         "necessity",
-        "Cutting large tasks into small ones, EASE",
+        "Splitting large tasks into small ones, EASE",
         "fig:intro",
         "bars",
-        (_ease("as it arrives", None), *(_ease(f"at most {most} classes a task", most) for most in PIECES)),
+        tuple(
+            dataclasses.replace(cell, split=split)
+            for row, split in _SPLITS.items()
+            for cell in cells({row: {"method": "ease"}}, [("cifar100", 10)], _SPLIT_COLUMNS)
+        ),
         per_task=True,
-        notes=("How large tasks are cut is not given; here into parts of at most 10, 5 or 2 classes.", _FIXED),
+        notes=(
+            "The paper does not say how large tasks are split; here into tasks of at most 10, 5 or 2 classes.",
+            _FIXED,
+        ),
     ),
     Experiment(
         "figure2",
@@ -230,7 +216,7 @@ FIGURES = (
             cell
             for row in MAIN
             for group, stream in (("balanced", "balanced"), ("step-imbalanced", "step"))
-            for cell in by_method([row], [("cifar100", 10)], group, LAST, stream=stream)
+            for cell in cells(methods(row), [("cifar100", 10)], LAST, group, stream=stream)
         ),
         seeds=5,
         notes=(_NO_STREAM,),
@@ -245,7 +231,7 @@ FIGURES = (
             cell
             for row in MAIN
             for gamma in GAMMAS
-            for cell in by_method([row], [("imagenet-a", 10)], "{data}, γ={gamma}", gamma=gamma)
+            for cell in cells(methods(row), [("imagenet-a", 10)], group="{data}, γ={gamma}", gamma=gamma)
         ),
         per_task=True,
         notes=(NO_TASKS, _FIXED),
@@ -256,12 +242,7 @@ FIGURES = (
         "Forgetting with One-A's components switched on one by one",
         "fig:forgetting",
         "forgetting",
-        by_switch(
-            ABLATION,
-            [("cifar100", 10), ("imagenet-a", 20)],
-            "{data} (T={tasks})",
-            (("F", "F"), ("mean A", "mean_A")),
-        ),
+        cells(ABLATION, [("cifar100", 10), ("imagenet-a", 20)], (("F", "F"), ("mean A", "mean_A"))),
         per_task=True,
         notes=(COMPONENTS, _FIXED),
     ),
@@ -271,12 +252,9 @@ FIGURES = (
         "How strongly merges update each singular direction",
         "fig:rank_a",
         "directions",
-        by_switch({"One-A": {}}, [("cifar100", 10)], "{data} (T={tasks})", LAST),
+        cells({"One-A": {}}, [("cifar100", 10)], LAST),
         per_task=True,
-        notes=(
-            _NO_STREAM,
-            _FIXED,
-        ),
+        notes=(_NO_STREAM, _FIXED),
     ),
     Experiment(
         "figure6b",
@@ -284,12 +262,9 @@ FIGURES = (
         "Bases of the adapter before and after a merge",
         "fig:rank_b",
         "alignment",
-        by_switch({"One-A": {}}, [("cifar100", 10)], "{data} (T={tasks})", LAST),
+        cells({"One-A": {}}, [("cifar100", 10)], LAST),
         per_task=True,
-        notes=(
-            _NO_STREAM,
-            _FIXED,
-        ),
+        notes=(_NO_STREAM, _FIXED),
     ),
     Experiment(
         "figure7",
@@ -302,11 +277,8 @@ FIGURES = (
             for kappa in KAPPAS
             for data in ("cifar100", "imagenet-a")
             for q in QUANTILES
-            for cell in by_switch(
-                {f"κ = {kappa:g}": {"kappa": kappa, "quantile": q}},
-                [(data, 10)],
-                "{data} (T={tasks})",
-                ((f"q = {q:g}", "A_T"),),
+            for cell in cells(
+                {f"κ = {kappa:g}": {"kappa": kappa, "quantile": q}}, [(data, 10)], ((f"q = {q:g}", "A_T"),)
             )
         ),
         notes=("The values of κ and q are ours; the paper does not give its grid.",),
@@ -334,20 +306,19 @@ FIGURES = (
         "Accuracy after every task for five adapter ranks",
         "fig:rank_compare",
         "curves",
-        by_switch({f"rank {rank}": {"rank": rank} for rank in RANKS}, [("imagenet-a", 10)], "{data} (T={tasks})", BOTH),
+        cells({f"rank {rank}": {"rank": rank} for rank in RANKS}, [("imagenet-a", 10)]),
         per_task=True,
         notes=(_FIXED,),
     ),
     Experiment(
         "figure12",
         "efficiency",
-        "Accuracy against time per prediction",
+        "Accuracy against inference time",
         "fig:inference_time",
         "scatter",
-        by_method(
+        cells(
             MAIN,
             PAPER_STREAMS[:1],
-            "{data} (T={tasks})",
             (("A_T", "A_T"), ("ms per image", "inference_ms"), ("GFLOPs per image", "gflops")),
         ),
         notes=(
@@ -360,19 +331,19 @@ FIGURES = (
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """Every table and figure by name, in the paper's order."""
+    """All tables and figures by name, in the order of the paper."""
     return {experiment.name: experiment for experiment in (*TABLES, *FIGURES)}
 
 
 def find_experiment(name: str) -> Experiment:
-    """An experiment by its name, its alias or the paper's label."""
-    known = experiments()
-    names = {key: one for one in known.values() for key in (one.name, one.alias, one.label)}
+    """The experiment with this name, alias or label of the paper."""
     if name.lower() in ("figure3", "fig:framework"):
         raise OneaError("Figure 3 is a drawing of the method, not a result; `onea paper` lists what can be made.")
-    if name not in names:
-        hint = did_you_mean(name, {key for one in known.values() for key in (one.name, one.alias)})
-        if not hint.startswith("did you mean"):
-            hint = "`onea paper` lists them all."
-        raise OneaError(f"There is no experiment '{name}'; {hint}")
-    return names[name]
+    by_name = {key: known for known in experiments().values() for key in (known.name, known.alias)}
+    by_label = {known.label: known for known in experiments().values()}
+    if experiment := (by_name | by_label).get(name):
+        return experiment
+    hint = did_you_mean(name, by_name)
+    if not hint.startswith("did you mean"):
+        hint = "`onea paper` lists them all."
+    raise OneaError(f"There is no experiment '{name}'; {hint}")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment's files: its table as Markdown, LaTeX and CSV, gaps marked, its pictures, and one HTML page of all."""
+"""The files of an experiment: its table as Markdown, LaTeX and CSV, its pictures, and an HTML page of both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onea.files import write_text
 from onea.presentation.tables import Table, TableColumn, Value
@@ -21,43 +21,45 @@ from onea.research.paper.experiment import (
     number,
     reported_tables,
 )
-from onea.research.paper.pictures import pictures
 from onea.research.record import Record
 from onea.research.record_metrics import Metric, metric
 from onea.research.report.aggregate import summarise
 
 if TYPE_CHECKING:
-    from onea.research.paper.scale import ExperimentPlan, PlannedCell
+    from onea.research.paper.plan import ExperimentPlan, PlannedCell
     from onea.research.report.html import Picture
     from onea.research.runs.config import RunConfig
 
 Records = Mapping[str, Record]  # by ``RunConfig.key()``
 _OURS = METHODS["One-A"]
 _SETTINGS = ("learning_rate", "weight_decay", "batch_size", "epochs", "rank")
-# What a kind of figure shows itself, so that the page need not show it again.
+# Pictures of a page that a kind of figure shows already.
 _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
 
 
 def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
-    """Write everything that is finished so far; returns the table, where there is one, and the files."""
+    """Write the results of all finished runs; returns the table, if there is one, and the files."""
     from onea.presentation import style, tables
+    from onea.research.paper.pictures import pictures
 
-    name = plan.experiment.name
-    table = None if plan.experiment.kind == "streams" else grid_table(plan, records)
+    experiment = plan.experiment
+    table = None if experiment.kind == "streams" else grid_table(plan, records)
     drawn = pictures(plan, table, records)
-    written = []
-    if table:
-        written = [_write(folder / f"{name}.{end}", write(table)) for end, write in tables.FORMATS.items()]
-    written += [style.save(picture.draw(), folder / f"{picture.name}.png") for picture in drawn]
-    written.append(_write(folder / f"{name}.html", page(plan, table, drawn, records)))
-    return table, written
+    texts = {ending: render(table) for ending, render in tables.FORMATS.items()} if table else {}
+    images = [style.save(picture.draw(), folder / f"{picture.name}.png") for picture in drawn]
+    texts["html"] = page(plan, table, drawn, records)
+    files = [folder / f"{experiment.name}.{ending}" for ending in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        write_text(file, text)
+    return table, [*files[:-1], *images, files[-1]]
 
 
 def page(plan: ExperimentPlan, table: Table | None, drawn: list[Picture], records: Records) -> str:
-    """One self-contained page; its first line is how the runs differ from the paper's."""
+    """The HTML page; its notes begin with the differences from the paper's setting."""
     from onea.research.report.experiment_page import experiment_page
 
     experiment = plan.experiment
+    number = experiment.heading.split(":")[0]
     return experiment_page(
         experiment.heading,
         detailed(plan, records),
@@ -65,51 +67,41 @@ def page(plan: ExperimentPlan, table: Table | None, drawn: list[Picture], record
         table.notes if table else (),
         drawn,
         leave_out=_DRAWN_ALREADY.get(experiment.kind, ()) if drawn else (),
-        closing=_origin(plan),
+        closing=f"{number} of “One Adapter for All” (arXiv 2603.10237, {experiment.label}); "
+        f"made here by `onea paper {experiment.alias}`.",
         runs=len(records),
     )
 
 
 def detailed(plan: ExperimentPlan, records: Records) -> list[Record]:
-    """The finished runs that the page shows in detail, under the names of their rows; the full One-A first.
+    """The finished runs that the page shows in detail, with the names of their rows as titles; the full One-A first.
 
-    Of a heat map's many runs these are the best and the worst of each panel.
+    Of a heat map, these are the best and the worst run of each panel.
     """
-    found: dict[str, list[Record]] = {}
-    for planned in sorted(plan.planned_cells, key=lambda planned: not is_full_one_a(planned.runs[0])):
+    groups: dict[str, list[Record]] = {}
+    for planned in sorted(plan.planned_cells, key=lambda planned: not _is_full_one_a(planned.runs[0])):
         group = planned.cell.headings()[0][0]
         for run in planned.runs:
             record = records.get(run.key(), {})
             if record.get("status") == "finished":
-                found.setdefault(group, []).append(record | {"title": planned.cell.row, "group": group})
+                groups.setdefault(group, []).append(record | {"title": planned.cell.row, "group": group})
     if plan.experiment.kind == "heatmap":
-        by_accuracy = (sorted(group, key=lambda record: -record["metrics"]["A_T"]) for group in found.values())
+        by_accuracy = (sorted(group, key=lambda record: -record["metrics"]["A_T"]) for group in groups.values())
         return [record for group in by_accuracy for record in (group[0], *group[1:][-1:])]
-    return [record for group in found.values() for record in group]
+    return [record for group in groups.values() for record in group]
 
 
-def is_full_one_a(run: RunConfig) -> bool:
-    """Whether a run is the method as published, whatever the scale."""
+def _is_full_one_a(run: RunConfig) -> bool:
+    """Whether a run is One-A as published, at any scale."""
     return run.method == _OURS and all(name.endswith("epochs") for name in run.options)
 
 
-def _origin(plan: ExperimentPlan) -> str:
-    which = plan.experiment.heading.split(":")[0]
-    where = f"“One Adapter for All” (arXiv 2603.10237, {plan.experiment.label})"
-    return f"{which} of {where}; made here by `onea paper {plan.experiment.alias}`."
-
-
-def _write(path: Path, text: str) -> Path:
-    write_text(path, text)
-    return path
-
-
 def grid_table(plan: ExperimentPlan, records: Records) -> Table:
-    """The experiment as a table, as far as its runs are finished.
+    """The table of an experiment; missing and unfinished runs are gaps.
 
     Args:
         plan: the runs.
-        records: of runs, by ``RunConfig.key()``; what is missing or unfinished is a gap.
+        records: records of runs by ``RunConfig.key()``.
     """
     experiment = plan.experiment
     if experiment.kind == "settings":
@@ -125,32 +117,32 @@ def grid_table(plan: ExperimentPlan, records: Records) -> Table:
             numbers = _numbers(planned, heading, shown, plan, finished)
             value = summarise(numbers, len(planned.runs))
             values[planned.cell.row, heading] = replace(value, reported=printed[index])
-    order = list(columns)
+    places = {heading: index for index, heading in enumerate(columns)}
     return Table.from_values(
         title=experiment.heading,
         rows=tuple(dict.fromkeys(planned.cell.row for planned in plan.planned_cells)),
         columns=tuple(columns.values()),
-        values={(row, order.index(heading)): value for (row, heading), value in values.items()},
+        values={(row, places[heading]): value for (row, heading), value in values.items()},
         notes=notes(plan),
     )
 
 
 def notes(plan: ExperimentPlan) -> tuple[str, ...]:
-    """Notes; first how the runs differ from the paper's."""
+    """The notes of an experiment; first the differences from the paper's setting."""
     changes, experiment = plan.changes, plan.experiment
     lines = []
     if different := _differences(plan):
         context = " Its numbers are shown as context only." if experiment.name in reported_tables() else ""
         lines.append(f"Not the paper's setting: {'; '.join(different)}.{context}")
     if changes.scale != 1:
-        lines.append(f"Scale {changes.scale:g}: this factor is applied to images per class and epochs.")
+        lines.append(f"Scale {changes.scale:g}: a factor on images per class and epochs.")
     if changes.seeds is not None and changes.seeds < experiment.seeds:
         lines.append(f"Seeds: {changes.seeds} of the {experiment.seeds} that the experiment has.")
     return (*lines, *_renamed(plan), *experiment.notes)
 
 
 def settings_table(experiment: Experiment) -> Table:
-    """The hyper-parameters that the paper lists, with those of our preset where they differ."""
+    """The hyper-parameters in the paper, and those of our presets if they differ."""
     from onea.research.methods.presets import preset_options
 
     table = reported_tables()[experiment.name]
@@ -174,62 +166,57 @@ def settings_table(experiment: Experiment) -> Table:
 def _numbers(
     planned: PlannedCell, heading: tuple[str, str], metric: Metric, plan: ExperimentPlan, finished: Records
 ) -> list[float]:
-    """One number for each seed that has been run."""
-    found = []
+    """The metric of each finished run; a relative metric is divided by One-A's for the same column and seed."""
+
+    def read(run: RunConfig | None) -> float | None:
+        record = finished.get(run.key()) if run else None
+        return metric.value(record) if record else None
+
+    numbers = []
     for run in planned.runs:
-        value = _read(run, metric, finished)
+        value = read(run)
         if value is not None and metric.relative:
-            base = _read(_one_a(plan, heading, run.seed), metric, finished)
+            base = read(_one_a(plan, heading, run.seed))
             value = value / base if base else None
         if value is not None:
-            found.append(float(value))
-    return found
-
-
-def _read(run: RunConfig | None, metric: Metric, finished: Records) -> float | None:
-    record = finished.get(run.key()) if run else None
-    return metric.value(record) if record else None
+            numbers.append(float(value))
+    return numbers
 
 
 def _one_a(plan: ExperimentPlan, heading: tuple[str, str], seed: int) -> RunConfig | None:
-    """The run of One-A in the same column and of the same seed."""
+    """One-A's run of a column and seed."""
     runs = (run for planned in plan.planned_cells if heading in planned.cell.headings() for run in planned.runs)
     return next((run for run in runs if run.method == _OURS and run.seed == seed), None)
 
 
 def _reported(experiment: Experiment, paper: Cell) -> list[str | None]:
-    """What the paper prints in a cell's columns; figures print nothing."""
+    """The paper's numbers in the columns of a cell; None in figures."""
     table = reported_tables().get(experiment.name)
     headings = (" / ".join(filter(None, heading)) for heading in paper.headings())
     return [table.cell(paper.row, heading) if table else None for heading in headings]
 
 
 def _differences(plan: ExperimentPlan) -> list[str]:
-    runs = plan.configs
-    different = [f"backbone {name} instead of {BACKBONE_TITLE}" for name in _other(runs, "backbone", BACKBONE)]
-    foreign = sorted({run.data for run in runs if data_name(run.data) not in plan.experiment.datasets})
-    if foreign:
-        datasets = ", ".join(DATASETS[name].title for name in plan.experiment.datasets)
-        different.append(f"data {', '.join(foreign)} instead of {datasets}")
-    if plan.changes.tasks is not None and any(
-        planned.paper.options["tasks"] != planned.cell.options["tasks"] for planned in plan.planned_cells
-    ):
+    """The differences from the paper's backbone, data and number of tasks."""
+    datasets = plan.experiment.datasets
+    backbones = sorted({str(run.backbone) for run in plan.configs} - {BACKBONE})
+    different = [f"backbone {name} instead of {BACKBONE_TITLE}" for name in backbones]
+    if other_data := sorted({run.data for run in plan.configs if data_name(run.data) not in datasets}):
+        titles = ", ".join(DATASETS[name].title for name in datasets)
+        different.append(f"data {', '.join(other_data)} instead of {titles}")
+    if any(planned.paper.options["tasks"] != planned.cell.options["tasks"] for planned in plan.planned_cells):
         different.append(f"T = {plan.changes.tasks}")
     return different
 
 
-def _other(runs: tuple[RunConfig, ...], name: str, usual: Any) -> list[str]:
-    return sorted({str(getattr(run, name)) for run in runs if getattr(run, name) != usual})
-
-
 def _renamed(plan: ExperimentPlan) -> list[str]:
-    """Where a column's heading is no longer the paper's, which of its columns the reported numbers are of."""
+    """For each column with another heading than in the paper: the paper's column with the reported numbers."""
     if plan.experiment.name not in reported_tables():
         return []
     pairs = {}
     for planned in plan.planned_cells:
         for ours, theirs in zip(planned.cell.headings(), planned.paper.headings(), strict=True):
             if ours != theirs:
-                shown = slice(1) if ours[1] == theirs[1] else slice(2)  # the name too, unless it is only the metric's
+                shown = slice(1) if ours[1] == theirs[1] else slice(2)  # group, and name if it differs
                 pairs[" ".join(ours[shown]).strip()] = " ".join(theirs[shown]).strip()
     return [f"Reported numbers beside {ours} are the paper's for {theirs}." for ours, theirs in pairs.items()]

@@ -160,7 +160,7 @@ def analysed_merge(record: Record, task: int | None = None) -> tuple[str, dict[s
 
 
 def update_strength(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
-    """Norm of the update along each singular direction of the base: thin lines are layers, the thick one is the mean."""
+    """Norm of the update along each singular direction of the base, by layer (thin) and as their mean (thick)."""
     name, analysis = analysed_merge(record, task)
     with style.theme():
         figure, grid = _panel_per_kind(analysis, width, 3.2)
