@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as SVG inside a page: text stays text, and colours are the page's, which may be light or dark.
+"""Charts as inline SVG, with text and with the light or dark colours of the page.
 
-A chart is drawn twice, for a desktop and for a phone, and the style sheet shows the one that fits: shrinking the first
-would make its words too small to read. The charts of the results page are made from the committed records.
+Each chart is drawn for desktops and for phones, and the style sheet shows one of them: a wide chart would be illegible
+on a phone. The charts of the results page are made from the committed records.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from math import hypot, log10
 
 from results import DATA, HIGHLIGHTED, JOINT, Mean, Runs, mean, runs
 
-WIDE, NARROW = 680, 350  # pixels that a page has for a chart
-PICTURE = 460  # of a picture that is one file, for both
-LINE = 14  # between two lines of text
+from onea.research.report.curves import spread
+
+WIDE, NARROW = 680, 350  # pixels: widths of charts for desktops and phones
+PICTURE = 460  # width of picture files, for both
+LINE = 14  # line height of text
 LIGHT = (
     "--ink: #1d2530; --soft: #5b6570; --line: #d5dae0; --a: #0072b2; --b: #b84d00; --c: #00795a; --rest: #98a1ab; "
     "--paper: #ffffff;"
@@ -64,7 +66,7 @@ _SITE = """
 
 
 def stylesheet() -> str:
-    """How drawings look on the site, whose readers may switch its colours."""
+    """The style sheet of charts on the site, for both of its colour schemes."""
     schemes = "".join(
         f'[data-md-color-scheme="{name}"] svg.drawn {{ {colours} }}\n'
         for name, colours in (("default", LIGHT), ("slate", DARK))
@@ -73,7 +75,7 @@ def stylesheet() -> str:
 
 
 class Canvas:
-    """Marks in the order in which they are drawn; classes of style.css say how they look."""
+    """SVG marks in drawing order; the style sheet defines their classes."""
 
     def __init__(self, width: float) -> None:
         self.width = width
@@ -92,10 +94,10 @@ class Canvas:
         self._marks.append(f'<polyline class="{look}" points="{path}"/>')
 
     def dot(self, x: float, y: float, look: str = "", radius: float = 4, note: str = "") -> None:
-        """A point; the note is shown where a mouse rests on it."""
+        """A point with a tooltip."""
         self._grow(y + radius)
-        told = f"<title>{escape(note)}</title>" if note else ""
-        self._marks.append(f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{told}</circle>')
+        title = f"<title>{escape(note)}</title>" if note else ""
+        self._marks.append(f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{title}</circle>')
 
     def arrow(self, start: tuple[float, float], stop: tuple[float, float], look: str = "") -> None:
         """A line with a tip."""
@@ -108,26 +110,26 @@ class Canvas:
         self._marks.append(f'<path class="{look}" d="{tip}L{foot[0] + dy / 2:.1f} {foot[1] - dx / 2:.1f}Z"/>')
 
     def rect(self, x: float, y: float, width: float, height: float, look: str = "", opacity: float = 1) -> None:
-        """A rectangle; its opacity may stand for a number."""
+        """A rectangle."""
         self._grow(y + height)
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         self._marks.append(f'<rect class="{look}" {place} opacity="{opacity:.2f}"/>')
 
     def text(self, x: float, y: float, words: str, look: str = "", anchor: str = "start") -> None:
-        """Words on their base line."""
+        """Text, positioned by its base line."""
         self._grow(y + 3)
         self._marks.append(
             f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def svg(self, label: str) -> str:
-        """All of it; the label is for those who do not see it."""
+        """The SVG for a page; the label is its text alternative."""
         size = f'viewBox="0 0 {self.width:g} {self.height + 4:.0f}" width="{self.width:g}"'
         kind = "narrow" if self.narrow else "wide"
         return f'<svg class="drawn {kind}" {size} role="img" aria-label="{escape(label)}">{"".join(self._marks)}</svg>'
 
     def file(self, label: str) -> str:
-        """The same as a file of its own, which follows the system into the dark."""
+        """The SVG as a file, with the light or dark colours of the system."""
         height = self.height + 8
         size = f'width="{self.width:g}" viewBox="0 0 {self.width:g} {height:.0f}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" {size}'
@@ -143,7 +145,7 @@ class Canvas:
 
 
 def figure(draw: Callable[[Canvas], None], label: str, caption: str) -> str:
-    """A chart for either width, with what it shows in words."""
+    """A chart in both widths, with a caption."""
     drawn = []
     for width in (WIDE, NARROW):
         canvas = Canvas(width)
@@ -153,46 +155,26 @@ def figure(draw: Callable[[Canvas], None], label: str, caption: str) -> str:
 
 
 def linear(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
-    """Where a value lies between two pixels."""
+    """A linear scale: the pixel of each value, from ``low`` at ``start`` to ``high`` at ``stop``."""
     return lambda value: start + (value - low) / (high - low) * (stop - start)
 
 
 def logarithmic(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
-    """The same where equal factors have equal lengths."""
+    """A logarithmic scale."""
     inside = linear(log10(low), log10(high), start, stop)
     return lambda value: inside(log10(value))
 
 
 def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for labels, as near as possible to where they belong, in the same order and not over each other.
+    """Positions of labels, moved by as little as possible until they do not overlap, within limits.
 
     >>> apart([10, 12, 50], 10, 0, 100)
     [6.0, 16.0, 50.0]
     """
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    blocks: list[tuple[float, list[int]]] = []  # where each block of touching labels has its middle
-    for index in order:
-        block = (float(places[index]), [index])
-        while blocks and _first(block, gap) - _last(blocks[-1], gap) < gap:
-            _, before = blocks.pop()
-            inside = [*before, *block[1]]
-            block = (sum(places[i] for i in inside) / len(inside), inside)
-        blocks.append(block)
-    found = [0.0] * len(places)
-    for middle, inside in blocks:
-        for number, index in enumerate(inside):
-            found[index] = middle + (number - (len(inside) - 1) / 2) * gap
+    found = spread(places, gap)
     shift = max(0.0, low - min(found)) if found else 0.0
     shift = shift or (min(0.0, high - max(found)) if found else 0.0)
     return [place + shift for place in found]
-
-
-def _first(block: tuple[float, list[int]], gap: float) -> float:
-    return block[0] - (len(block[1]) - 1) / 2 * gap
-
-
-def _last(block: tuple[float, list[int]], gap: float) -> float:
-    return block[0] + (len(block[1]) - 1) / 2 * gap
 
 
 # charts of the results page
@@ -203,12 +185,12 @@ _SIZES = ((1, 1), (2, 5), (6, 20), (21, 40))  # classes of a task
 
 
 def look(key: str) -> str:
-    """The colour class of a method; all but three are grey."""
+    """The CSS class of a method's colour; all but three are grey."""
     return _LOOK.get(key, "rest")
 
 
 def _for_each_dataset(draw: Callable[[Canvas, str, float], None]) -> Callable[[Canvas], None]:
-    """One chart below the other, each under the name of its dataset."""
+    """One chart per dataset, below each other."""
 
     def both(canvas: Canvas) -> None:
         top = 0.0
@@ -254,7 +236,7 @@ def _accuracy_by_task(canvas: Canvas, data: str, top: float) -> None:
 
 @dataclass(frozen=True)
 class DotRow:
-    """A row of dots: a name, and for each a mean and its look."""
+    """A row of dots: a name, and for each dot its mean and its CSS class."""
 
     name: str
     marks: Sequence[tuple[Mean, str]]
@@ -272,12 +254,12 @@ class Panel:
 def dots(
     canvas: Canvas, rows: Sequence[DotRow], place: Panel, unit: str, span: tuple[float, float] | None = None
 ) -> None:
-    """Means with intervals, a row for each name; the axis begins at zero or below."""
+    """Means with intervals, one row per name; the axis begins at zero or below."""
     ends = [
         end for row in rows for each, _ in row.marks for end in (each.value, each.low, each.high) if end is not None
     ]
     low, high = span or (min(0.0, *ends), max(0.0, *ends))
-    low -= 0 if span else 0.03 * (high - low) * (low < 0)  # the leftmost dot stands clear of the names
+    low -= 0 if span else 0.03 * (high - low) * (low < 0)  # space between the leftmost dot and the names
     names, right = place.left + 8 + max((len(row.name) for row in rows), default=0) * 6.4, place.left + place.width
     x, top = linear(low, high, names + 8, right - 12), place.top
     bottom = top + ROW * len(rows) + 6
@@ -299,7 +281,7 @@ def dots(
 
 
 def forgetting() -> str:
-    """F of each method, with intervals."""
+    """F of each method, with confidence intervals."""
 
     def draw(canvas: Canvas, data: str, top: float) -> None:
         found = sorted(runs(data).items(), key=lambda item: item[1].of("F").value)
@@ -314,7 +296,7 @@ def forgetting() -> str:
 
 
 def accuracy_by_size() -> str:
-    """Accuracy at the end by the size of the task in which a class arrived."""
+    """Final accuracy by the size of the task in which a class arrived."""
 
     def draw(canvas: Canvas, data: str, top: float) -> None:
         columns, here = 1 if canvas.narrow else 2, top + 22
@@ -338,7 +320,7 @@ def accuracy_by_size() -> str:
 
 
 def _of_size(found: Runs, low: int, high: int) -> Mean | None:
-    """Accuracy at the end in percent over the classes that arrived in tasks of such a size; None without any."""
+    """Final accuracy over the classes of tasks with ``low`` to ``high`` classes; None without such tasks."""
     values = []
     for record in found.seeds.values():
         ends = zip((row[-1] for row in record["metrics"]["matrix"]), record["stream"]["sizes"], strict=True)
@@ -347,7 +329,7 @@ def _of_size(found: Runs, low: int, high: int) -> Mean | None:
     return mean(values) if values else None
 
 
-_FROM = 2.1  # GFLOP where the axis begins: left of it are names
+_FROM = 2.1  # GFLOP at the left end of the axis
 
 
 def accuracy_by_cost() -> str:
@@ -406,7 +388,7 @@ def _accuracy_by_cost(canvas: Canvas, data: str, top: float) -> None:
 
 
 def _side_by_side(places: dict[str, float], gap: float = 6.0) -> dict[str, float]:
-    """Places for upright bars, in order, moved apart where they would cover each other.
+    """Positions of vertical bars, moved apart if they would overlap.
 
     >>> _side_by_side({"a": 50.0, "b": 50.5, "c": 90.0})
     {'a': 47.0, 'b': 53.0, 'c': 90.0}

@@ -3,11 +3,11 @@
 
     python tools/docs/fill.py [--made FOLDER]
 
-is what ``make results`` runs before it builds the site. Between ``<!-- written: NAME WORDS -->`` and ``<!-- end -->``
-stands what a function of ``CONTENT`` returns for those words: a number in a sentence, or a table on lines of its own.
-It is kept in the repository, and this command renews it, with the tables below docs/results and the pictures.
-``<!-- generated: NAME WORDS -->`` on a line of its own is filled when the site is built. With ``--made``, finished
-records of tools/results_grid.py are brought into docs/results first.
+``make results`` runs this command before it builds the site. The text between ``<!-- written: NAME WORDS -->`` and
+``<!-- end -->`` is the result of a function of ``CONTENT`` with those words as arguments: a number or a table. It is
+committed, and this command updates it together with the tables in docs/results and the pictures. A line
+``<!-- generated: NAME WORDS -->`` is replaced when the site is built. With ``--made``, finished records of
+tools/results_grid.py are copied to docs/results first.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "R
 WRITTEN = re.compile(r"<!-- written: ([^>]+) -->(\n?)(.*?)(\n?)<!-- end -->", re.S)
 GENERATED = re.compile(r"^<!-- generated: ([^>]+) -->$", re.M)
 CACHE = ROOT / "build/results"
-KEPT = (".csv", ".gz", ".md")  # what the repository holds of docs/results
+KEPT = (".csv", ".gz", ".md")  # committed files of docs/results
 
 
 def comparison() -> str:
-    """What `onea compare` prints about One-A and One-A+ on CIFAR-100."""
+    """The output of `onea compare` for One-A and One-A+ on CIFAR-100."""
     from onea.research.cli.report import compare
 
     columns = os.environ.get("COLUMNS")
@@ -70,23 +70,23 @@ CONTENT: dict[str, Callable[..., str]] = {
 
 
 def content(words: str, functions: Mapping[str, Callable[..., str]] = CONTENT) -> str:
-    """What a placeholder stands for: a name, and words that its function takes."""
+    """The content of a placeholder: the name of a function, and its arguments."""
     name, *arguments = words.split()
     return functions[name](*arguments)
 
 
 def renewed(text: str) -> str:
-    """A page with all that is written in it made again."""
+    """A page with updated content of its placeholders."""
     return WRITTEN.sub(
-        lambda found: f"<!-- written: {found[1]} -->{found[2]}{content(found[1])}{found[4]}<!-- end -->", text
+        lambda match: f"<!-- written: {match[1]} -->{match[2]}{content(match[1])}{match[4]}<!-- end -->", text
     )
 
 
-# tables, pages and figures of the committed records, which `onea report` makes
+# reports of the committed records
 
 
 def render(folder: Path, groups: Sequence[str]) -> Path:
-    """Run ``onea report`` on a copy of the records in an empty folder; returns where its files are."""
+    """Run ``onea report`` on a copy of the records in an empty folder; returns the folder of its files."""
     for record in RESULTS.rglob("record.json.gz"):
         copy = folder / record.relative_to(ROOT)
         copy.parent.mkdir(parents=True)
@@ -94,8 +94,8 @@ def render(folder: Path, groups: Sequence[str]) -> Path:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
     def report(group: str) -> None:
-        place = f"docs/results/{group}"
-        command = [sys.executable, "-m", "onea", "report", f"{place}/runs", "--out", place]
+        out = f"docs/results/{group}"
+        command = [sys.executable, "-m", "onea", "report", f"{out}/runs", "--out", out]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed.\n{done.stdout}{done.stderr}")
@@ -106,12 +106,13 @@ def render(folder: Path, groups: Sequence[str]) -> Path:
 
 
 def cached(groups: Sequence[str], cache: Path = CACHE) -> Path:
-    """The same from ``cache``, if neither a record nor the program has changed since."""
+    """The rendered results, from ``cache`` if neither records nor source have changed."""
     from importlib.metadata import version
 
     digest = hashlib.sha256(f"{sys.version} {version('matplotlib')} {version('numpy')} {groups}".encode())
-    for top, kind in ((RESULTS, "record.json.gz"), (ROOT / "src/onea", "*.py"), (ROOT / "src/onea", "*.yaml")):
-        for path in sorted(top.rglob(kind)):
+    source = ROOT / "src/onea"
+    for top, pattern in ((RESULTS, "record.json.gz"), (source, "*.py"), (source, "*.yaml"), (source, "*.css")):
+        for path in sorted(top.rglob(pattern)):
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     folder = cache / digest.hexdigest()[:16]
     if not folder.exists():
@@ -124,16 +125,16 @@ def cached(groups: Sequence[str], cache: Path = CACHE) -> Path:
 
 
 def rendered(only: str = "", cache: Path = CACHE) -> list[Path]:
-    """Pages and figures of the records, which the repository does not hold: of some groups, or of all."""
+    """Pages and figures of the records, which are not committed; of some groups, or of all."""
     groups = [group for group in results.groups() if not only or group in only.split()]
     files = sorted(cached(groups, cache).rglob("*.*")) if groups else []
     return [path for path in files if path.suffix not in KEPT]
 
 
 def main() -> None:
-    """Renew tables, pictures and pages."""
+    """Update tables, pictures and pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--made", type=Path, help="a folder of finished runs, to be brought into docs/results first")
+    parser.add_argument("--made", type=Path, help="folder of finished runs to copy to docs/results first")
     arguments = parser.parse_args()
     if arguments.made:
         grid = ROOT / "tools/results_grid.py"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MkDocs calls: it fills in what is generated, and brings files from outside docs/ that pages link to.
+"""Hooks of MkDocs: fill in generated content, and add linked files from outside docs/ to the site.
 
 ``make docs RESULTS=none`` leaves out the pages of the committed records; ``RESULTS=methods`` renders one group.
 """
@@ -19,8 +19,8 @@ from results import ROOT
 
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 CELL, CODE = re.compile(r"<td\b.*?</td>", re.S), re.compile(r"<code>[^<]+</code>")
-MEASURED = ("benchmarks", "research")  # folders beside docs/ whose files come along, each with its README
-BESIDE = ("CHANGELOG", "NOTICE", "SECURITY")  # files beside docs/ that become pages
+MEASURED = ("benchmarks", "research")  # folders outside docs/ whose files are added, each with its README
+BESIDE = ("CHANGELOG", "NOTICE", "SECURITY")  # files outside docs/ that become pages
 
 
 def result_pages(files: Any) -> str:
@@ -31,24 +31,23 @@ def result_pages(files: Any) -> str:
 
 
 def _outside(name: str) -> str:
-    """A file from beside docs/ as a page; its links lead from there."""
-    found = ROOT / (name if name == "NOTICE" else f"{name}.md")
-    text = found.read_text("utf-8")
+    """A file from outside docs/ as a page, with its links adapted."""
+    text = (ROOT / (name if name == "NOTICE" else f"{name}.md")).read_text("utf-8")
     if name == "NOTICE":
         return f"---\nsearch: {{exclude: true}}\n---\n# Notice\n\n```text\n{text}\n```\n"
     return re.sub(r"\]\((?:docs/|\./)", "](", text)
 
 
 def _drawn(path: Path) -> str:
-    """A drawing as part of its page, where the page's colours reach it."""
+    """A drawing inline in its page, so that the page's style sheet applies to it."""
     return f'<figure class="drawing">{path.read_text("utf-8")}</figure>'
 
 
-# mkdocs calls these by name
+# called by MkDocs by these names
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Measured files, which are beside docs/, become part of the site; so do pages made from records."""
+    """Add measurements, notebooks and pages of records to the site."""
     from mkdocs.structure.files import File
 
     for folder in MEASURED:
@@ -67,25 +66,25 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, f"notebooks/{name}", content=content))
     for path in fill.rendered(os.environ.get("RESULTS", ""), built / "results"):
         name = f"results/{path.parent.name}/{path.name}"
-        if made_before := files.get_file_from_path(name):  # by the same commands, run by hand
-            files.remove(made_before)
+        if existing := files.get_file_from_path(name):  # from a manual `onea report`
+            files.remove(existing)
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
-    """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
+    """Fill in generated content, and adapt links to files outside docs/."""
     if "/" not in page.file.src_uri:
         markdown = re.sub(rf"\]\(\.\./({'|'.join(MEASURED)})/", r"](\1/", markdown)
-    markdown = re.sub(rf"\]\(\.\./({'|'.join(BESIDE)})(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
-    markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
+    markdown = re.sub(rf"\]\(\.\./({'|'.join(BESIDE)})(\.md)?\)", lambda match: f"]({match[1].lower()}.md)", markdown)
+    markdown = MAP.sub(lambda match: _drawn(Path(page.file.abs_src_path).parent / match[1]), markdown)
     markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     functions = fill.CONTENT | reference.TABLES | {"result-pages": lambda: result_pages(files)}
-    return fill.GENERATED.sub(lambda found: fill.content(found[1], functions), markdown)
+    return fill.GENERATED.sub(lambda match: fill.content(match[1], functions), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let names in tables break at their dots, where a phone has no room for all of a name."""
+    """Allow line breaks at the dots of names in tables, for phones."""
 
     def breakable(cell: re.Match[str]) -> str:
         return CODE.sub(lambda code: re.sub(r"(?<=\w\.)(?=[^\W\d])", "<wbr>", code[0]), cell[0])
