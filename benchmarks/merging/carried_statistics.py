@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well carried statistics follow the adapter: against those of all images, which no method without them can have.
+"""Accuracy of carried class statistics, compared with statistics that are recomputed from all images.
 
     python benchmarks/merging/carried_statistics.py --data folder:cub200 --tasks 20 --backbone NETWORK --out FILE.csv
 
@@ -31,7 +31,7 @@ FIELDS = ("data", "seed", "task", "classes", "trained", "statistics", "mean", "s
 
 
 def errors(found: ClassStatistics, true: ClassStatistics, old: int) -> dict[str, float]:
-    """How far statistics of the first classes are from the true ones."""
+    """Distance of the statistics of the first classes from the recomputed ones."""
     if not old:
         return {"mean": 0.0, "shared": 0.0, "own": 0.0}
     root = true.whitening()
@@ -86,7 +86,7 @@ def follow(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Follow one stream and write what was found."""
+    """Run one stream and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--tasks", type=int, required=True)

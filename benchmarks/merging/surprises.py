@@ -77,13 +77,13 @@ SETTINGS = {
     "rank 16": Setting({"tasks": 20, "rank": 16}, _SHUFFLED),
     "rank 256": Setting({"tasks": 20, "rank": 256}, _SHUFFLED),
     "shared start": Setting({"tasks": 20, "start": "shared"}, _SHUFFLED),
-    # Here a merge decides what the next adapter starts from, so nothing is shared and every merge trains anew.
+    # The next adapter starts from the merged one here, so that merges cannot share their training.
     "merged start": Setting({"tasks": 20, "start": "merged"}, _SHUFFLED[:3], ("mean", "aligned", "gated")),
 }
 
 
 def row(setting: str, merge: str, record: Record) -> dict[str, Any]:
-    """What one run says."""
+    """The results of one run."""
     metrics, options, sizes = record["metrics"], record["options"], record["stream"]["sizes"]
     told = [task["merge"] for task in record["tasks"][1:]]
     falls = [
@@ -111,7 +111,7 @@ def _floats(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
 
 
 def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) -> Path:
-    """Run one setting with every merge of it, unless that has been done; returns the file with a row for each."""
+    """Run a setting with all of its merges, unless the file with their rows exists; returns that file."""
     from onea.learner.merged_adapter import AdapterCache
     from onea.research.runs.config import make_config
     from onea.research.runs.runner import run
@@ -133,7 +133,7 @@ def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) 
 
 
 def gather(found: Path, file: Path) -> int:
-    """All rows below a folder in one file, in the order of the settings; returns how many."""
+    """Write all rows below a folder to one file, in the order of the settings; returns their number."""
     rows = [line for part in sorted(found.glob("*-seed*.csv")) for line in _read(part)]
     places = {name: place for place, name in enumerate(SETTINGS)}
     merges = {name: place for place, name in enumerate(MERGES)}
@@ -143,7 +143,7 @@ def gather(found: Path, file: Path) -> int:
 
 
 def jobs(data: str, options: str) -> list[str]:
-    """Every run as a command: of all settings the first three seeds, then the others."""
+    """The commands of all runs: the first three seeds of all settings, then the others."""
     found = []
     for seeds in (slice(0, 3), slice(3, None)):
         for name, setting in SETTINGS.items():
@@ -167,7 +167,7 @@ def _write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Run a setting, gather what was found, or list all commands."""
+    """Run a setting, collect results, or list all commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(dest="way", required=True)
     running = ways.add_parser("run", help="one setting, one seed, every merge")

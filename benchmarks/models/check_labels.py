@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many photos under a wrong name ``onea check`` finds among the Grocery Store photos.
+"""Recall of ``onea check`` on Grocery Store photos with wrong labels.
 
     python benchmarks/models/check_labels.py --data FOLDER --out results.json
 
@@ -38,7 +38,7 @@ MOVED, NAMED, SERIES = 20, 40, 4
 
 
 def frozen_features(folder: Path, threads: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Features of all photos under the untrained adapter, the row of each one's class, and the classes."""
+    """Features of all photos with the untrained adapter, their class indices, and the classes."""
     engine = Engine(FAST, "auto", "auto", threads, mirror=True)
     batch = read_labelled(folder, None, engine.side)
     assert batch.labels is not None
@@ -48,7 +48,7 @@ def frozen_features(folder: Path, threads: int) -> tuple[Tensor, Tensor, list[st
 
 
 def wrong_names(way: str, seed: int, features: Tensor, rows: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of all photos after some got a wrong name, and which ones did."""
+    """The rows of all photos after some labels were changed, and the changed ones."""
     generator = seeds.generator(seed, 0, f"wrong names/{way}")
     unit, given, moved = F.normalize(features - features.mean(0), dim=1), rows.clone(), list[int]()
     for photo in torch.randperm(len(rows), generator=generator).tolist():
@@ -67,14 +67,14 @@ def wrong_names(way: str, seed: int, features: Tensor, rows: Tensor, kinds: Tens
 
 
 def found_share(features: Tensor, given: Tensor, moved: Tensor) -> float:
-    """The share of the moved photos among the first that a check names."""
+    """The fraction of the changed photos among the first results of a check."""
     errors = find_label_errors(ClassStatistics.empty(features.shape[1]), features, given)
     named = errors.ratio.argsort(descending=True, stable=True)[:NAMED]
     return float(torch.isin(moved, named).double().mean())
 
 
 def main() -> None:
-    """All seeds in all ways."""
+    """Run all seeds and settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teach the Grocery Store photos as a shop would get them, and all at once for comparison.
+"""Teach the Grocery Store photos in updates, as a shop would, and all at once for comparison.
 
     python benchmarks/models/grocery.py --data FOLDER --out results.json
 
@@ -47,7 +47,7 @@ def photos(folder: Path) -> Photos:
 
 
 def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
-    """Three quarters of each class to learn from and one to look at: whole groups of photos that look alike.
+    """Split each class into three quarters for training and one for testing; groups of similar photos stay together.
 
     A random quarter would hold near-duplicates of the rest, which are no test: 94 % of them are recognised.
     """
@@ -72,13 +72,13 @@ def labelled(sides: Photos, classes: Sequence[str]) -> tuple[list[Path], list[st
 
 
 def chosen(model: OneA) -> dict[str, Any]:
-    """What the preset of a taught model chose."""
+    """The options that the preset of a model selected."""
     options = model.snapshot().state.options
     return {name: options[name] for name in CHOSEN}
 
 
 def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: Photos) -> dict[str, Any]:
-    """Teach one update after the other, and look at the test photos of all classes known after each."""
+    """Teach update by update, and evaluate the test photos of all classes so far after each."""
     steps, known = [], []
     for update in updates:
         started = time.perf_counter()
@@ -86,7 +86,7 @@ def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: P
             model.learn(*labelled(train, update["classes"]), name=update["name"], progress=display)
         seconds = time.perf_counter() - started
         known += update["classes"]
-        # Without the answer unknown, as all accuracies of benchmarks; how often it is given is asked separately.
+        # Without the answer unknown, as in all benchmarks of accuracy; its rate is measured separately.
         present = model.snapshot()
         asked = labelled(test, known)
         found = evaluate(Snapshot(present.engine, present.state, None), *asked)
@@ -110,7 +110,7 @@ def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: P
 
 
 def main() -> None:
-    """Both ways, or one of them."""
+    """Run updates, all at once, or both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)

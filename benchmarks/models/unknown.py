@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model says that it does not know: some classes of a dataset are taught, the others are shown.
+"""Detection of unknown classes: a model is taught some classes of a dataset and asked about the others.
 
     python benchmarks/models/unknown.py --data FOLDER --classes 40 --seed 0 --far OTHER --out results.jsonl
 
@@ -41,7 +41,7 @@ LOOKED_AT = {
 
 
 def at_random(train: Photos, seed: int) -> tuple[Photos, Photos]:
-    """Three quarters of each class to learn from and one to look at."""
+    """Split each class into three quarters for training and one for testing."""
     generator = torch.Generator().manual_seed(seed)
     kept, seen = dict[str, list[Path]](), dict[str, list[Path]]()
     for name, files in train.items():
@@ -53,25 +53,25 @@ def at_random(train: Photos, seed: int) -> tuple[Photos, Photos]:
 
 
 def calibration_error(chances: Tensor, right: Tensor) -> float:
-    """Mean distance between confidence and accuracy, over ten equal intervals of confidence."""
+    """Expected calibration error over ten equal intervals of confidence."""
     place = (chances * BINS).long().clamp_max(BINS - 1)
     gaps = [(chances[place == row] - right[place == row].double()).sum().abs() for row in range(BINS)]
     return float(sum(gaps)) / len(right)
 
 
 def percent(share: float) -> float:
-    """A share in percent, rounded."""
+    """A fraction as a rounded percentage."""
     return round(100 * share, 2)
 
 
 def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
-    """What published detectors say of images, larger for known ones."""
+    """Scores of published detectors, higher for known classes."""
     found = model.score_features(features)
     signals = model.state.signals()
     near, _, likely, away, _ = signals(features, found.scores).unbind(1)
     logits = found.scores.double() / model.state.temperature
     chances = logits.softmax(1)
-    # The likelihood ratio with the covariance that all classes share in place of each one's own.
+    # The likelihood ratio with the shared covariance instead of one per class.
     likeliest = found.scores.double().amax(1) * features.shape[1]
     return {
         "ours": found.familiarity,
@@ -87,7 +87,7 @@ def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Teach, look, write."""
+    """Teach, evaluate and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--classes", required=True, type=int)

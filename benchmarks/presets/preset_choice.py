@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trials of tune_presets.py say: rows, scores, and the base rate of each method."""
+"""Evaluation of the trials of tune_presets.py: rows, scores, and the base rate of each method."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from onea.research.methods.contract import Method
 TRIALS = Path(__file__).with_name("trials.csv")
 SIX = frozenset(("one-a-plus", "one-a", "joint", "mos", "ranpac-first"))  # methods with six rates; others have three
 STEPS = {3: 2.5, 6: 1.8}  # from one rate to the next, by their number
-EXTENSIONS = 3  # rates that are added at most, one after the other
-WORST = 10.0  # points below a method's best from which on it does not matter how bad a rate is
+EXTENSIONS = 3  # maximum number of rates that are added, one after the other
+WORST = 10.0  # percentage points below a method's best rate; worse rates have the same score
 COLUMNS = (
     *("data", "method", "learning_rate", "draw", "batch_size", "epochs", "held_out_A_T", "frozen_A_T", "seconds"),
     *("task_sizes", "train_images", "held_out_images", "error"),
@@ -35,7 +35,7 @@ def trained_methods() -> dict[str, type[Method]]:
 
 
 def number_of_rates(method: str) -> int:
-    """How many rates a method is tried with, before any at the edges."""
+    """The number of rates that are tried before any at the edges."""
     return 6 if method in SIX else 3
 
 
@@ -50,7 +50,7 @@ def first_rates(method: str, centre: float) -> list[float]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """All rows that there are; a last line that a kill has cut short does not count."""
+    """All rows; a last line that is incomplete after a kill is ignored."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -99,7 +99,7 @@ def smoothed(scores: dict[float, float]) -> list[float]:
 
 
 def top_of(scores: dict[float, float]) -> int:
-    """Which of the sorted rates is best, by smoothed scores."""
+    """The index of the best of the sorted rates by smoothed scores."""
     smooth = smoothed(scores)
     return max(range(len(smooth)), key=lambda index: smooth[index])
 
@@ -121,7 +121,7 @@ def choose(scores: dict[float, float]) -> float:
 
 
 def next_rate(scores: dict[float, float], first: int) -> float | None:
-    """One more rate where the best is the first or the last, and there are not too many already.
+    """One more rate if the best is the first or the last, up to a maximum number.
 
     Args:
         scores: so far.
@@ -135,11 +135,11 @@ def next_rate(scores: dict[float, float], first: int) -> float | None:
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """One more line, on disk when this returns."""
+    """Append a line and flush it to disk."""
     before = path.read_bytes() if path.exists() else b""
     new = not before
     with path.open("a", newline="", encoding="utf-8") as file:
-        if before and not before.endswith(b"\n"):  # a kill has cut the last line short
+        if before and not before.endswith(b"\n"):  # the last line is incomplete after a kill
             file.write("\n")
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
@@ -150,7 +150,7 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 
 def tell(trials_file: Path, write: bool) -> None:
-    """Print the rate of each method, and write them into the classes if asked to."""
+    """Print the rate of each method, and write them into the classes on request."""
     rows = read_rows(trials_file)
     trials = Counter(row["method"] for row in rows)
     print(f"{'method':22} {'rate':>9} {'now':>9} {'A_T':>6} {'frozen':>6} {'trials':>6}")
@@ -171,7 +171,7 @@ def tell(trials_file: Path, write: bool) -> None:
 
 
 def write_rate(kind: type[Method], rate: float) -> None:
-    """Put a base rate into the class that it belongs to."""
+    """Write a base rate into the class of its method."""
     file = Path(inspect.getfile(kind))
     before, head, body = file.read_text("utf-8").partition(f"\nclass {kind.__name__}(")
     assignment = r"(    base_learning_rate = ).*"

@@ -60,7 +60,7 @@ from onea.research.streams import Stream
 BACKBONE = "vit_small_patch14_112"
 RANDOM_FEATURES = 1000
 ADAM = frozenset(("aper-finetune", "l2p", "dualprompt", "coda-prompt", "inflora"))
-# Work beside one forward and backward pass per image and epoch, roughly; only the order of the trials depends on it.
+# Approximate cost per image and epoch in forward and backward passes; only the order of trials depends on it.
 WEIGHTS = {"sema": 6.0, "joint": 3.0, "cl-lora": 2.0, "mos": 1.5, "l2p": 1.5, "dualprompt": 1.5, "coda-prompt": 1.5}
 
 
@@ -75,12 +75,12 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from the others in a row of text."""
+        """The identifier of a trial in a line of text."""
         return self.data, self.method, f"{self.rate:.4g}", str(self.draw)
 
 
 def options_of(material: Material, method: str, rate: float) -> Any:
-    """Those of the default preset with another rate; RanPAC has fewer random features, or it would take longest."""
+    """The options of the default preset with another rate; RanPAC with fewer random features, to save time."""
     kind = METHODS.load(method)
     values = preset_options(method, "auto", material.shape) | {"learning_rate": rate}
     few = {"random_features": RANDOM_FEATURES} if hasattr(kind.Options, "random_features") else {}
@@ -88,7 +88,7 @@ def options_of(material: Material, method: str, rate: float) -> Any:
 
 
 class Bench:
-    """What a worker keeps between trials: the network, and the images of each dataset on its device."""
+    """The state of a worker: the network, and the images of each dataset on its device."""
 
     def __init__(self, backbone: str, image_size: int | None, device: str) -> None:
         from onea.runtime import make_runtime
@@ -102,14 +102,14 @@ class Bench:
         self._frozen: dict[tuple[str, int], float] = {}
 
     def run(self, trial: Trial, material: Material) -> dict[str, Any]:
-        """A row about a trial."""
+        """The row of a trial."""
         which, started = (trial.data, trial.draw), time.perf_counter()
         self.materials[which] = material
         options = options_of(material, trial.method, trial.rate)
         found = {"A_T": "", "error": ""}
         try:
             found["A_T"] = f"{self._accuracy(trial.method, options, which):.2f}"
-        except OneaError as error:  # the loss is not finite: as good an answer as any
+        except OneaError as error:  # the loss is not finite, which is a result, too
             found["error"] = " ".join(str(error).split())[:80]
         seconds = time.perf_counter() - started
         if which not in self._frozen:
@@ -123,7 +123,7 @@ class Bench:
         return dict(zip(COLUMNS, row, strict=True))
 
     def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
-        """Percent of the held-out images of all tasks that are answered right after the last one."""
+        """Accuracy in percent on the held-out images of all tasks after the last one."""
         from onea.learner.tasks import StreamPlan
         from onea.research.runs.evaluation import predict_tasks
         from onea.research.runs.setup import PreparedRun
@@ -168,14 +168,14 @@ class Bench:
 
 
 def work(connection: Connection, backbone: str, image_size: int | None, device: str) -> None:
-    """The life of a worker: trials come one by one, and a row goes back for each."""
+    """The main loop of a worker: it receives trials and sends back their rows."""
     bench = Bench(backbone, image_size, device)
     while (given := connection.recv()) is not None:
         connection.send(bench.run(*given))
 
 
 def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadline: float) -> Iterator[Any]:
-    """Each trial with its row as it comes, until none waits; whoever gets one may add trials.
+    """Yield each trial with its row as it finishes; the caller may add trials.
 
     A trial whose worker dies has no row, and nothing is left running at the deadline.
     """
@@ -208,7 +208,7 @@ def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadl
 
 
 class Queue:
-    """Which trials of each method come next: first rates, then rates beyond the edges, then further draws."""
+    """The next trials of each method: initial rates, then rates beyond the edges, then further draws."""
 
     def __init__(self, arguments: argparse.Namespace, place: Path) -> None:
         wanted = arguments.methods
@@ -221,7 +221,7 @@ class Queue:
         self._arguments, self._place = arguments, place
 
     def look(self) -> None:
-        """Take up draws that have come, and plan for every method without an open trial."""
+        """Add finished draws, and plan trials for each method without a pending one."""
         for which, file in draws_in(self._arguments.drawn).items():
             if which not in self.materials and which[1] < self._arguments.draws:
                 self.materials[which] = material_of(file, self._arguments.stored_size, self._place)
@@ -234,7 +234,7 @@ class Queue:
         self.waiting.sort(key=lambda one: (one.draw, one.method not in SIX, -self.cost(one)))
 
     def cost(self, trial: Trial) -> float:
-        """Roughly, in image passes."""
+        """Approximate cost in image passes."""
         material = self.materials[trial.data, trial.draw]
         options = options_of(material, trial.method, trial.rate)
         epochs = self.methods[trial.method].epochs_per_task(options, material.sizes)
@@ -242,11 +242,11 @@ class Queue:
         return WEIGHTS.get(trial.method, 1.0) * images * material.train_images / sum(material.sizes)
 
     def _missing(self, name: str) -> list[Trial]:
-        """Trials that a method lacks: on one draw, all that came before being done."""
+        """The missing trials of a method on one draw, once its earlier draws are done."""
         own = [row for row in self.known if row["method"] == name]
         centre = (self.methods[name].base_learning_rate or 0.01) * (1 if name in ADAM else self._arguments.scale)
         rates, first = {float(row["learning_rate"]) for row in own}, number_of_rates(name)
-        if len(rates) < first:  # otherwise a base rate that has been chosen since would move the grid
+        if len(rates) < first:  # a base rate that was changed meanwhile must not move the grid
             rates |= set(first_rates(name, centre))
         done = {tuple(row[column] for column in COLUMNS[:4]) for row in own}
         for draw in sorted({draw for _, draw in self.materials}):
@@ -261,7 +261,7 @@ class Queue:
 
 
 def tune(arguments: argparse.Namespace) -> None:
-    """Run whatever is missing."""
+    """Run all missing trials."""
     deadline = time.monotonic() + arguments.limit_seconds
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers
     with tempfile.TemporaryDirectory() as place, multi_process_service(arguments.device != "cpu") as service:
@@ -274,7 +274,7 @@ def tune(arguments: argparse.Namespace) -> None:
             given = theirs, arguments.backbone, arguments.image_size, arguments.device
             process = context.Process(target=work, args=given, daemon=True)
             process.start()
-            theirs.close()  # so that its death closes the pipe
+            theirs.close()  # so that the pipe closes when the worker ends
             return ours, process
 
         begun, queue = time.monotonic(), Queue(arguments, Path(place))
@@ -299,7 +299,7 @@ def tune(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drawn", nargs="?", type=Path, help="folder with what tuning_data.py has drawn")
     parser.add_argument("--methods", nargs="+", help="only these")

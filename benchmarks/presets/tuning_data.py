@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of tune_presets.py's trials: a few files that can be sent to another machine.
+"""The images of the trials of tune_presets.py in a few files, which can be copied to another machine.
 
     python benchmarks/presets/tuning_data.py cifar100=FOLDER cub200=FOLDER --draws 3 --to DRAWN
 
@@ -25,14 +25,14 @@ from onea.research.data.sources import load_dataset
 from onea.research.streams import make_stream
 from onea.schedules import DatasetSize
 
-FIRST_SEED = 100  # the streams that results are made of have small seeds
-SHARE = (0.25, 0.36)  # of all classes that are in a trial
+FIRST_SEED = 100  # the streams of the results have small seeds
+SHARE = (0.25, 0.36)  # fraction of all classes in a trial
 CLASSES_OF_TASK = 10  # on average in the whole stream
 
 
 @dataclass(frozen=True)
 class Material:
-    """The images of the trials of a dataset, in a file that every worker reads once."""
+    """The images of a dataset's trials, in a file that each worker reads once."""
 
     file: Path
     sizes: tuple[int, ...]
@@ -43,7 +43,7 @@ class Material:
 
     @property
     def shape(self) -> DatasetSize:
-        """What the rule of the default preset looks at."""
+        """The input of the default preset's rule."""
         return DatasetSize(self.train_images, sum(self.sizes), len(self.sizes))
 
 
@@ -66,7 +66,7 @@ def draw_stream(classes: int, draw: int) -> tuple[int, tuple[int, ...], tuple[in
 
 
 def draw_images(path: str, draw: int, per_class: int, holdout: float, most_held_out: int, file: Path) -> int:
-    """Write the file of one draw; the number of its images."""
+    """Write the file of one draw; returns the number of its images."""
     dataset = load_dataset(f"folder:{path}")
     seed, order, sizes = draw_stream(len(dataset.classes), draw)
     numbers = np.random.default_rng(seed)
@@ -106,7 +106,9 @@ def material_of(file: Path, stored_size: int, place: Path) -> Material:
         sizes, seed, mirror = drawn["sizes"].tolist(), int(drawn["seed"]), bool(drawn["mirror"])
     folder = place / f"files-{file.stem}"
     folder.mkdir(exist_ok=True)
-    files = tuple(folder / f"{row:06d}.webp" for row in range(len(labels)))  # whatever the kind: content decides
+    files = tuple(
+        folder / f"{row:06d}.webp" for row in range(len(labels))
+    )  # of any format
     for path, start, stop in zip(files, offsets[:-1], offsets[1:], strict=True):
         path.write_bytes(blob[start:stop].tobytes())
     split = Split(labels, files)
@@ -120,7 +122,7 @@ def material_of(file: Path, stored_size: int, place: Path) -> Material:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", help="NAME=FOLDER for each dataset")
     parser.add_argument("--to", type=Path, required=True)

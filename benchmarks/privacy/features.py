@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the features of a photo, some of which a model keeps, reveal of it.
+"""Reconstruction of photos from their features, some of which a model stores.
 
     python benchmarks/privacy/features.py --data grocery/train grocery/test --out FILE.csv
 
@@ -30,13 +30,13 @@ from onea.vit.network_config import DEFAULT
 
 
 def some(folder: Path, most: int) -> list[Path]:
-    """Photos of a folder, evenly drawn from it."""
+    """Photos of a folder, at even intervals."""
     files = find_images(folder)
     return files[:: max(1, len(files) // most)][:most]
 
 
 def read(files: list[Path], engine: Engine, how: Callable[[Path], np.ndarray]) -> tuple[Tensor, Tensor]:
-    """The features of photos, as models keep them, and the grey pictures."""
+    """The features of photos as models store them, and the grey images."""
     features, pictures = [], []
     for start in range(0, len(files), 64):
         images = np.stack(list(map_threaded(how, files[start : start + 64])))
@@ -47,7 +47,7 @@ def read(files: list[Path], engine: Engine, how: Callable[[Path], np.ndarray]) -
 
 
 def main() -> None:
-    """Measure it and write it down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, nargs=2, required=True, help="two folders of photos")
     parser.add_argument("--photos", type=int, nargs=2, default=(1500, 500), help="of each folder, at most")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fingerprint of a photo reveals, how many copies it finds, and how many other photos it takes for copies.
+"""Fingerprints of photos: what they reveal, and how many copies and other photos they match.
 
     python benchmarks/privacy/fingerprints.py --data grocery/train grocery/test cub200/train cub200/test --out FILE.csv
 
@@ -38,12 +38,12 @@ RIDGES, WIDTHS = (1.0, 10.0, 100.0, 1000.0), (0.2, 0.5, 1.0, 2.0)  # a width in 
 
 
 def pixels(file: Path) -> np.ndarray:
-    """A photo as a model reads it."""
+    """A photo as a model loads it."""
     return fit(read_image(file, min_side=SIDE), SIDE, SIDE)
 
 
 def copied(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
-    """A photo that was saved again."""
+    """A photo that was re-encoded."""
     image, content = read_image(file), BytesIO()
     size = round(image.width * scale), round(image.height * scale)
     image.resize(size, Image.Resampling.LANCZOS).save(content, form, quality=quality)
@@ -51,13 +51,13 @@ def copied(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
 
 
 def grey(images: np.ndarray) -> Tensor:
-    """The pictures that are to be drawn, ``[N, 1024]``."""
+    """The images to reconstruct, ``[N, 1024]``."""
     small = F.adaptive_avg_pool2d(torch.from_numpy(images).float(), SMALL)
     return torch.einsum("nchw,c->nhw", small, torch.tensor([0.299, 0.587, 0.114])).flatten(1)
 
 
 def read(folder: Path) -> tuple[Tensor, Tensor]:
-    """The fingerprints and the grey pictures of all photos of a folder."""
+    """The fingerprints and the grey images of all photos of a folder."""
     files, prints, pictures = find_images(folder), [], []
     for start in range(0, len(files), 256):
         images = np.stack(list(map_threaded(pixels, files[start : start + 256])))
@@ -67,14 +67,14 @@ def read(folder: Path) -> tuple[Tensor, Tensor]:
 
 
 def inputs(prints: Tensor) -> Tensor:
-    """All that a decoder can read in fingerprints: each bit, and each byte as a number."""
+    """The inputs of a decoder: each bit of a fingerprint, and each byte as a number."""
     read = np.ascontiguousarray(prints.numpy()).view(np.uint8)
     bits = np.unpackbits(read, axis=1) * 2.0 - 1
     return torch.from_numpy(np.concatenate([bits, read.astype(float)], 1)).float()
 
 
 def signs(pictures: Tensor) -> Tensor:
-    """The signs of the lowest frequencies but that of the mean."""
+    """The signs of the lowest frequencies except the mean."""
     step = torch.arange(SMALL, dtype=torch.float64)
     transform = torch.cos(torch.pi * (step + 0.5) * step[:, None] / SMALL)
     lowest = (step + step[:, None]).flatten().argsort(stable=True)[1:129]
@@ -84,13 +84,13 @@ def signs(pictures: Tensor) -> Tensor:
 
 
 def correlation(found: Tensor, true: Tensor) -> float:
-    """The mean over photos of the correlation of two pictures' pixels."""
+    """The mean correlation between the pixels of image pairs."""
     found, true = (F.normalize(each - each.mean(1, keepdim=True), dim=1) for each in (found, true))
     return float((found * true).sum(1).mean())
 
 
 def drawn(known: Tensor, given: Tensor, pictures: Tensor) -> dict[str, list[Tensor]]:
-    """What each decoder draws, less the mean picture, at all its settings: ridge regression, and one with a kernel."""
+    """Reconstructions minus the mean image of ridge and kernel regression at all their settings."""
     mean, spread = known.mean(0), known.std(0)
     known, given = ((each - mean)[:, spread > 0] / spread[spread > 0] for each in (known, given))
     wanted = pictures - pictures.mean(0)
@@ -108,7 +108,7 @@ def drawn(known: Tensor, given: Tensor, pictures: Tensor) -> dict[str, list[Tens
 
 
 def revealed(known: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> Iterator[tuple[str, int, float]]:
-    """How well photos can be drawn from fingerprints, and from signs."""
+    """The quality of reconstructions from fingerprints and from signs."""
     mean, true = known[1].mean(0), given[1]
     yield "mean picture alone: correlation", len(true), correlation(mean.expand_as(true), true)
     for source, pair in (
@@ -123,7 +123,7 @@ def revealed(known: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> Iter
 
 
 def found(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
-    """The share of a folder's photos whose copies have a fingerprint of the same photo."""
+    """The fraction of a folder's photos whose copies match their fingerprint."""
     files = find_images(folder)
     for form, quality, scale in COPIES:
         right = 0
@@ -135,7 +135,7 @@ def found(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
 
 
 def main() -> None:
-    """Measure all of it and write it down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="two folders of photos, or more")
     parser.add_argument("--out", type=Path, required=True)

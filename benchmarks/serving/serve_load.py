@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients at once against a real ``onea serve``: predictions all the time, and one training job in the middle.
+"""Load test of ``onea serve``: many clients predict all the time, with one training job in the middle.
 
     python benchmarks/serving/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-training]
 
@@ -37,13 +37,13 @@ Rows = list[dict[str, Any]]
 
 
 def asked() -> list[bytes]:
-    """The photos that clients ask about."""
+    """The photos of the requests."""
     names = [name for _, classes in UPDATES for name in classes]
     return [drawn(names[n % len(names)], 500 + n) for n in range(ASKED)]
 
 
 async def client(address: str, photos: list[bytes], end: float, seed: int, seen: Rows) -> None:
-    """Ask one photo after the other, without a pause."""
+    """Send one request after the other, without a pause."""
     order = np.random.default_rng(seed)
     async with httpx.AsyncClient(base_url=address, timeout=60) as http:
         while (now := time.perf_counter()) < end:
@@ -57,7 +57,7 @@ async def client(address: str, photos: list[bytes], end: float, seed: int, seen:
 
 
 async def job(address: str, after: float) -> dict[str, Any]:
-    """Two classes, one new and one known, so that the adapter is trained."""
+    """Teach one new and one known class, so that the adapter is trained."""
     await asyncio.sleep(after)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
@@ -74,7 +74,7 @@ async def job(address: str, after: float) -> dict[str, Any]:
 
 
 async def load(address: str, clients: int, seconds: float, teaching: bool) -> tuple[Rows, dict[str, Any] | None]:
-    """All clients and the training job."""
+    """Run all clients and the training job."""
     names = [name for _, classes in UPDATES for name in classes]
     photos = [drawn(names[n % len(names)], 500 + n) for n in range(ASKED)]
     seen: Rows = []
@@ -86,7 +86,7 @@ async def load(address: str, clients: int, seconds: float, teaching: bool) -> tu
 
 
 def inconsistent(path: Path, seen: Rows) -> int:
-    """Answers that are not those of the version they name."""
+    """Answers that differ from those of their model version."""
     from onea.model.answers import Snapshot
     from onea.model.storage.folder import read_state
 
@@ -106,7 +106,7 @@ def inconsistent(path: Path, seen: Rows) -> int:
 
 
 def main() -> None:
-    """Serve, load, report."""
+    """Serve, run the clients, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60)

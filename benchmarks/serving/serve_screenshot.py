@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teach a small drawn shop, serve it, and take docs/screenshots/serve-1280.png in a real browser.
+"""Teach a small shop of drawn products, serve it, and take docs/screenshots/serve-1280.png in a browser.
 
     python benchmarks/serving/serve_screenshot.py [--out docs/screenshots/serve-1280.png]
 
@@ -101,7 +101,7 @@ def drawn(name: str, seed: int, side: int = 320) -> bytes:
 
 
 def between(one: str, other: str, seed: int, share: float) -> bytes:
-    """A picture of two products, one shining through the other."""
+    """A blend of two products."""
     under, over = (Image.open(io.BytesIO(drawn(name, seed))) for name in (one, other))
     content = io.BytesIO()
     Image.blend(under, over, share).save(content, "JPEG", quality=88)
@@ -109,7 +109,7 @@ def between(one: str, other: str, seed: int, share: float) -> bytes:
 
 
 def strange(side: int = 320) -> bytes:
-    """A picture of nothing that the shop sells."""
+    """A picture without any product."""
     tiles = np.indices((side, side)).sum(0) // 20 % 2 * 255
     content = io.BytesIO()
     Image.fromarray(np.stack([tiles, 255 - tiles, np.full_like(tiles, 200)], 2).astype(np.uint8)).save(content, "JPEG")
@@ -117,7 +117,7 @@ def strange(side: int = 320) -> bytes:
 
 
 def teach(path: Path, photos: int = 16) -> None:
-    """The drawn shop, in updates of uneven size."""
+    """Teach the drawn products in updates of different sizes."""
     model = OneA(backbone="fast", seed=1)
     for number, (name, classes) in enumerate(UPDATES):
         pairs = [(drawn(label, 100 * number + n), label) for label in classes for n in range(photos)]
@@ -159,7 +159,7 @@ def take(address: str, out: Path, files: Path) -> None:
         page.fill("#token", TOKEN)
         page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         page.wait_for_timeout(300)
-        page.evaluate("document.getElementById('teach-dock').classList.remove('afloat')")  # all is in this view
+        page.evaluate("document.getElementById('teach-dock').classList.remove('afloat')")  # the whole form is visible
         page.screenshot(path=out, full_page=True)
         browser.close()
     picture = Image.open(out).convert("RGB")  # 256 colours that are refined, or flat greys become white
@@ -167,7 +167,7 @@ def take(address: str, out: Path, files: Path) -> None:
 
 
 def main() -> None:
-    """Teach, serve, take."""
+    """Teach, serve and take the screenshot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots/serve-1280.png"))
     parser.add_argument("--model", type=Path, help="keep the drawn shop here and use it again")

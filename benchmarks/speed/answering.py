@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What One-A+'s classifier adds to an answer: seconds with it and with One-A's prototypes, in turn on one machine.
+"""The cost of One-A+'s classifier at inference: seconds with it and with One-A's prototypes, measured in turn.
 
     python benchmarks/speed/answering.py [--backbone vit_base_patch16_224] [--classes 200] [--device cuda]
 
@@ -26,7 +26,7 @@ RANK = 64
 
 
 def taught(name: str, vit: FrozenViT, classes: int, runtime: Any) -> Any:
-    """A method that knows this many classes, 40 random features of each."""
+    """A method with class statistics of 40 random features per class."""
     kind = method_class(name)
     method: Any = kind(vit, kind.Options(rank=RANK), runtime, StreamPlan(classes, 1))
     draw = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long something takes a GPU when launching it costs nothing: recorded as a CUDA graph and replayed."""
+"""Time of GPU operations without launch overhead: recorded as a CUDA graph and replayed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-_WARM = 3  # calls that compile and choose kernels
+_WARM = 3  # calls for compilation and the choice of kernels
 
 
 def microseconds(run: Callable[[], object], repeats: int, replays: int) -> float:
-    """Of one call: so many are recorded as one graph, and the median of its replays counts."""
+    """Microseconds per call: the median over replays of a graph of several calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

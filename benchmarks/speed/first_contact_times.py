@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long ``make demo`` and ``make test`` take once everything is installed, with bf16 instructions and without.
+"""Time of ``make demo`` and ``make test`` after installation, with and without bf16 instructions.
 
     python benchmarks/speed/first_contact_times.py [demo] [test] [--out benchmarks/speed/first_contact_times.csv]
 
@@ -26,12 +26,12 @@ from onea.research.runs.runner import environment
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ("command", "bf16", "seconds", "hardware", "load", "torch")
-# What oneDNN, PyTorch's own kernels and MKL may use.
+# Instruction sets of oneDNN, PyTorch's kernels and MKL.
 WITHOUT = {cpu.ISA_VARIABLE: "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 def main() -> None:
-    """Time what was asked for, and note it."""
+    """Time the selected commands, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help="demo, test; both, if none is named")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def timed(what: str, surroundings: dict[str, str]) -> float:
-    """Seconds of one run, which must succeed; the demo runs in an empty folder, as it does not repeat itself."""
+    """Seconds of a successful run; the demo runs in an empty folder, because it does not repeat finished runs."""
     with tempfile.TemporaryDirectory() as folder:
         demo = [str(ROOT / ".venv/bin/onea"), "demo", "--out", folder]
         started = time.perf_counter()

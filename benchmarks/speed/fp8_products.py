@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much faster products in eight bits are than in bfloat16: those of a ViT-B/16's blocks, one by one, on a GPU.
+"""Speed-up of FP8 over bfloat16 for each matrix product of a ViT-B/16 block on a GPU.
 
     python benchmarks/speed/fp8_products.py --out fp8-products.csv
 
@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from onea.vit.fp8 import quantise_rows, scaled_matmul
 
 TOKENS = 197
-WIDTHS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (2304, 768))  # of inputs and outputs
+WIDTHS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (2304, 768))  # input and output widths
 REPEATS, REPLAYS = 20, 7
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 256])

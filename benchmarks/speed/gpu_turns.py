@@ -37,7 +37,7 @@ FP8 = ("--precision", "fp8")
 
 
 class Section(NamedTuple):
-    """What is measured: by whom, how often, for how long, and with whom each is compared."""
+    """A measurement: its sides, number and length of turns, and the baseline of each side."""
 
     sides: dict[str, tuple[str, ...]]
     turns: int
@@ -64,16 +64,16 @@ def sections(given: argparse.Namespace) -> dict[str, Section]:
 
 
 def others(sides: dict[str, tuple[str, ...]], without: str) -> dict[str, tuple[str, ...]]:
-    """Sides but for those whose name starts so."""
+    """The sides without those whose name has this prefix."""
     return {name: extra for name, extra in sides.items() if not name.startswith(without)}
 
 
 class SideError(Exception):
-    """A side did not do what it was asked for."""
+    """A side failed."""
 
 
 class Worker:
-    """A process that measures one side, and the lines that it answers."""
+    """A process that measures one side, and its output lines."""
 
     def __init__(self, root: Path, arguments: list[str], log: Path):
         environment = os.environ | {"PYTHONPATH": str(root / "src"), "TORCHINDUCTOR_COMPILE_THREADS": "4"}
@@ -94,13 +94,13 @@ class Worker:
         self._lines.put(None)
 
     def ask(self, *words: object) -> None:
-        """Ask for something; ``answer`` waits for it."""
+        """Send a request; ``answer`` waits for its result."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             print(*words, file=self.process.stdin, flush=True)
 
     def answer(self, until: float) -> list[list[str]]:
-        """The figures of what was asked for last.
+        """The figures of the last request.
 
         Raises:
             SideError: it failed, ended, or took too long.
@@ -121,7 +121,7 @@ class Worker:
             figures.append(rest)
 
     def stop(self) -> None:
-        """End it and whatever it has started."""
+        """End the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -137,14 +137,14 @@ class Table:
         self._write("section", "what", "side", "turn", "value", "unit")
 
     def add(self, section: str, side: str, turn: int, figures: list[list[str]]) -> None:
-        """Figures of one turn; turn 0 is getting ready."""
+        """Write the figures of one turn; turn 0 is the preparation."""
         for what, value, unit in figures:
             if turn:
                 self.found[section, what, unit][side].append(float(value))
             self._write(section, what, side, turn, f"{float(value):.6g}", unit)
 
     def remark(self, section: str, side: str, text: str) -> None:
-        """Something that went wrong, or else is to know."""
+        """Write an error or another remark."""
         self._write(section, text, side, "", "", "")
 
     def summarise(self, section: str, against: str) -> None:
@@ -171,7 +171,7 @@ def measure(
     table: Table,
     start: Callable[[str, tuple[str, ...]], Worker],
 ) -> None:
-    """Get all sides of a section ready at once, then let them take turns; a side that fails is left out."""
+    """Prepare all sides of a section in parallel, then measure them in turn; a failed side is left out."""
     until = time.monotonic() + plan.limit
     shared = "large" if section in ("train", "infer") else section
     sides: dict[str, Worker] = {}
@@ -203,7 +203,7 @@ def measure(
 
 
 def expanded_weights(folder: Path) -> Path:
-    """The embedded small network as a plain file, which the old commit reads as well."""
+    """The embedded small network as a plain file, which the old commit can read, too."""
     from safetensors.torch import save_file
 
     from onea.vit.backbones import load_backbone
@@ -215,7 +215,7 @@ def expanded_weights(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure the sections that are asked for."""
+    """Measure the selected sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", type=Path, required=True, help="checkout of the old commit")
     parser.add_argument("--only", default="train,infer,one,memory,small,stream", help="sections, in this order")
@@ -266,7 +266,7 @@ def main() -> None:
                     continue
                 measure(section, known[section], workers, table, start)
                 if section != "train" or "infer" not in chosen:
-                    for worker in workers.values():  # what is over must not hold memory, nor take time
+                    for worker in workers.values():  # finished sections must not use memory or time
                         worker.stop()
                     workers.clear()
         finally:

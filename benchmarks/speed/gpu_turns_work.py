@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of ``gpu_turns.py``: measures what it is asked for, line by line, with the code that PYTHONPATH names.
+"""One side of ``gpu_turns.py``: runs the requested measurements with the code on PYTHONPATH.
 
 It runs with commit 1a2ee9f as well as with today's code, hence what has two names here. Answers are lines that begin
 with ``@``, tab separated: a figure (what, value, unit), ``done``, or ``failed`` and why.
@@ -31,14 +31,14 @@ from onea.vit.batching import EVALUATION_BATCH
 
 
 def _first(*places: str) -> Any:
-    """The first of these that is there, as ``module:name``: today's, then the old commit's."""
+    """The first existing object of ``module:name``: the current one, then that of the old commit."""
     for place in places:
         module, name = place.split(":")
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
-    raise ImportError(f"none of {', '.join(places)} is there")
+    raise ImportError(f"none of {', '.join(places)} exists")
 
 
 BenchConfig = _first("onea.research.bench.config:BenchConfig", "onea.research.bench.scene:BenchConfig")
@@ -53,13 +53,13 @@ preprocess_of = _first("onea.research.bench.measure:preprocess_of", "onea.resear
 OLD = importlib.util.find_spec("onea.research.bench.results") is None
 
 TASK_SIZES = (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)  # CIFAR-100, T=10, gamma 0.01, seed 1
-IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
-WHOLE = 20  # epochs of a whole training: the fewest of the paper's schedule
+IN_FLIGHT = 8  # queued batches, as in an evaluation
+WHOLE = 20  # epochs of a whole training: the minimum of the paper's schedule
 Figures = list[tuple[str, float, str]]
 
 
 class Measured:
-    """What is measured here; sections keep what they have prepared."""
+    """The measurements; each section stores its prepared objects."""
 
     def __init__(self, given: argparse.Namespace):
         self.given = given
@@ -85,7 +85,7 @@ class Measured:
         device = workload.runtime.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        # Where lower blocks learn for some epochs only, these are a share of a whole training.
+        # Lower blocks may learn in some epochs only, so all epochs of a training are measured.
         first, *later = column._epochs(WHOLE if self.given.freeze else max(epochs, 3) + 1)
         images, middle = len(workload.prepared.task(0)), statistics.median(later)
         whole = first + (sum(later) if self.given.freeze else (WHOLE - 1) * middle)
@@ -98,7 +98,7 @@ class Measured:
         return found + _memory(device)
 
     def prepare_infer(self) -> Figures:
-        """Learn a task, and answer until everything is compiled."""
+        """Learn a task, and run inference until everything is compiled."""
         if "train" in self.kept:
             column = self.kept["train"][0]
         else:
@@ -158,7 +158,7 @@ class Measured:
         return self._trained(column, round(seconds / epoch))
 
     def prepare_stream(self) -> Figures:
-        """Compile everything that the stream needs, which is not counted there but said here."""
+        """Compile everything that the stream needs; the time is reported separately."""
         started = time.perf_counter()
         workload = self._small()
         method = workload.method
@@ -171,7 +171,7 @@ class Measured:
         return [("stream, loading and compiling", time.perf_counter() - started, "s")]
 
     def stream(self, seconds: float) -> Figures:
-        """Seconds of all tasks, learned and evaluated, from a fresh adapter on."""
+        """Seconds of learning and evaluating all tasks, starting with a new adapter."""
         workload = self.kept["stream"]
         method = OneAMethod(workload.method.vit, workload.method.options, workload.runtime, workload.method.plan)
         workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
@@ -189,7 +189,7 @@ class Measured:
         ]
 
     def _small(self) -> Any:
-        """CIFAR-100's stream with noise for images: the time does not depend on what they show."""
+        """CIFAR-100's stream with random images: the time does not depend on their content."""
         given = self.given
         weights = given.weights if OLD else f"plain:{given.weights}"  # which the old commit takes it for unasked
         config = BenchConfig(
@@ -235,7 +235,7 @@ class Measured:
         return []
 
     def one(self, seconds: float) -> Figures:
-        """Milliseconds of one image by us and by plain timm, in turn and not compiled."""
+        """Milliseconds per image of onea and of plain timm, in turn and not compiled."""
         found: Figures = []
         for precision in ("bf16", "fp32"):
             workload = self.kept["one", precision]
@@ -252,11 +252,11 @@ class Measured:
         return found
 
     def prepare_memory(self) -> Figures:
-        """Nothing: memory counts from the start of a process."""
+        """Nothing: memory is measured from the start of the process."""
         return []
 
     def memory(self, seconds: float) -> Figures:
-        """What training in fp32 reserves; the plain loop's images are in memory already."""
+        """The memory that training in fp32 reserves, without the plain loop's images."""
         if self.given.plain:
             device = _plain_training(self.given)
         else:
@@ -289,7 +289,7 @@ def _memory(device: torch.device) -> Figures:
 
 
 def _count_replays() -> Callable[[], int]:
-    """Steps that recordings did, over all trainings from now on."""
+    """A function that returns the number of replayed steps since this call."""
     training: Any = importlib.import_module("onea.learner.training")
     kind, total = training.StepGraph, [0]
 
@@ -319,12 +319,12 @@ def _as_one_parameter(adapters: Any) -> Any:
 
 
 def say(*parts: object) -> None:
-    """Answer the driver."""
+    """Run the requests of the driver."""
     print("@", *parts, sep="\t", flush=True)
 
 
 def main() -> None:
-    """Do what is asked for until nobody asks."""
+    """Handle requests until the input ends."""
     parser = argparse.ArgumentParser()
     for name, default in (("device", "auto"), ("precision", "bf16"), ("large", ""), ("weights", "")):
         parser.add_argument(f"--{name}", default=default)

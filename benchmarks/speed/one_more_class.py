@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one more class takes, and the first answer of ``onea predict``: an old commit and today's code in turns.
+"""Time of one more class and of the first answer of ``onea predict``: an old commit and current code in turn.
 
     mkdir OLD && git archive 1a2ee9f src | tar x -C OLD
     python benchmarks/speed/one_more_class.py --data FOLDER --old OLD [--turns 5] [--out one-more-class.csv]
@@ -45,15 +45,15 @@ COLUMNS = ("side", "turn", "start_s", "learn_s", "learn_cpu_s", "predict_s", "pr
 
 
 def python(root: Path, *arguments: object) -> str:
-    """What a program prints that sees the code below a folder."""
+    """The output of a program that uses the code in a folder."""
     words = [sys.executable, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process would compile the libraries anew
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process would compile the libraries again
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def turn(root: Path, taught: Path, model: Path, more: Path, photo: Path) -> list[float]:
-    """One more class, and one answer, of a fresh copy of a model."""
+    """Teach one more class to a copy of a model, and predict once."""
     shutil.rmtree(model, ignore_errors=True)
     shutil.copytree(taught, model)
     start, learn, learn_cpu = json.loads(python(root, "-c", MORE, model, more).splitlines()[-1])
@@ -68,7 +68,7 @@ def _children() -> float:
 
 
 def main() -> None:
-    """Make photos and models, let the sides take turns, and write a line for each turn, then the medians."""
+    """Create photos and models, measure the sides in turn, and write a line for each turn, then the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="one folder of photos for each class")
     parser.add_argument("--old", type=Path, required=True, help="checkout of an earlier commit")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fast ways cost in accuracy: FP8, and adapters in the last blocks on tokens that are kept; 8-bit weights.
+"""Accuracy of faster computation: FP8, adapters in the last blocks with cached tokens, and 8-bit weights.
 
     python benchmarks/speed/precision_quality.py --data folder:cifar100:10 folder:cub200:20 [--originals WEIGHTS] \
         [--method one-a] [--workers 14] [--out quality.csv]
@@ -29,16 +29,16 @@ from onea.vit.network_config import EMBEDDED
 
 
 class Lines(GridProgress):
-    """A line to stderr for every run that is over."""
+    """Print a line to stderr for each finished run."""
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
-        """Say what came of it."""
+        """Print the result."""
         found = str(result) if isinstance(result, Failure) else f"A_T {result['metrics']['A_T']:.2f}"
         print(config.folder().name, found, file=sys.stderr, flush=True)
 
 
 def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
-    """All runs by dataset, way and seed."""
+    """All runs by dataset, variant and seed."""
     found: dict[tuple[str, str, int], RunConfig] = {}
     last = {"adapter_blocks": given.last, "cached_views": given.views, "patch_drop_rate": given.drop}
     last["freeze_at"] = given.freeze
@@ -69,7 +69,7 @@ def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
 
 
 def main() -> None:
-    """Run what is missing, and print all."""
+    """Run all missing runs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", required=True, help="dataset:TASKS")
     parser.add_argument("--originals", type=Path, help="folder of the float16 files")
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("precision-quality.csv"))
     given = parser.parse_args()
     wanted, store = configs(given), RecordStore(given.runs)
-    # The longest first: whatever is left at the end is short.
+    # The longest first, so that all workers end at about the same time.
     order = sorted(wanted, key=lambda key: (wanted[key].method == "simplecil", wanted[key].data, "last" in key[1]))
     run_grid([wanted[key] for key in order], store, LocalProcesses(given.workers), Lines())
     records = {key: record for key, config in wanted.items() if (record := store.find(config))}

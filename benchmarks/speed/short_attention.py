@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention among few tokens on a GPU in bfloat16: PyTorch's kernels and ours, from packed projections and back.
+"""Attention over few tokens on a GPU in bfloat16: PyTorch's kernels and ours, forward and backward.
 
     python benchmarks/speed/short_attention.py --out short-attention.csv --variants 64x4 64x8
 
@@ -39,13 +39,13 @@ Both = Callable[[], tuple[Tensor, Tensor]]
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
-    """Values weighed by attention, as a network without our kernels computes them."""
+    """Attention as a network without our kernels computes it."""
     q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def theirs(backend: SDPBackend, qkv: Tensor, upper: Tensor, heads: int) -> tuple[Forward, Both]:
-    """PyTorch's attention, and with its gradient."""
+    """PyTorch's attention, with its gradient."""
 
     def forward() -> Tensor:
         with torch.no_grad(), sdpa_kernel(backend):
@@ -61,7 +61,7 @@ def theirs(backend: SDPBackend, qkv: Tensor, upper: Tensor, heads: int) -> tuple
 
 
 def ours(tile: int, warps: int, qkv: Tensor, upper: Tensor, heads: int) -> tuple[Forward, Both]:
-    """Our kernels, in tiles of so many rows."""
+    """Our kernels with this number of rows per tile."""
     images, tokens, width = upper.shape
     sizes = tokens, heads, width // heads, tile
 
@@ -79,7 +79,7 @@ def ours(tile: int, warps: int, qkv: Tensor, upper: Tensor, heads: int) -> tuple
 
 
 def kernels(qkv: Tensor, upper: Tensor, heads: int, variants: list[str]) -> Iterator[tuple[str, Forward, Both]]:
-    """All that can do it, by name."""
+    """All implementations by name."""
     for name, backend in THEIRS.items():
         yield name, *theirs(backend, qkv, upper, heads)
     tokens = upper.shape[1]
@@ -89,12 +89,12 @@ def kernels(qkv: Tensor, upper: Tensor, heads: int, variants: list[str]) -> Iter
 
 
 def off(found: Tensor, expected: Tensor) -> str:
-    """The distance between two tensors, as a share of the second."""
+    """The relative distance between two tensors."""
     return f"{float((found.double() - expected).norm() / expected.norm()):.1e}"
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", nargs="+", default=["x".join(map(str, shape)) for shape in SHAPES])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to teach photos, as a multiple of one look at them: of one pass through the frozen network.
+"""The cost of teaching photos, as a multiple of one forward pass through the frozen network.
 
     python benchmarks/speed/teaching.py --data FOLDER [--photos MADE] [--threads 2] [--params '{"options": {...}}' ...]
 
@@ -36,8 +36,8 @@ from onea.model.learning.images import find_images, read_labelled
 from onea.vit.hooks import NO_HOOKS
 
 SIZE = (1920, 1440)
-SHOWN = 0.9  # share of a photo's sides that a crop of it shows
-WARM_UP = 32  # images, before anything is timed
+SHOWN = 0.9  # relative side length of the crops of a photo
+WARM_UP = 32  # images before the first measurement
 T = TypeVar("T")
 EARLIER = """
 import json, sys, time
@@ -56,7 +56,7 @@ COLUMNS = (
 
 
 def make_photos(source: Path, made: Path, classes: int, per_class: int) -> None:
-    """Large JPEGs of the first so many classes of a folder, so many of each."""
+    """Large JPEGs of the first classes of a folder, the same number of each."""
     folders = sorted(place for place in source.iterdir() if place.is_dir())[:classes]
     if len(folders) < classes:
         raise SystemExit(f"{source} has {len(folders)} folders of photos; give --classes {len(folders)} or fewer.")
@@ -75,17 +75,17 @@ def make_photos(source: Path, made: Path, classes: int, per_class: int) -> None:
 
 
 def seconds(action: Callable[[], T]) -> tuple[float, T]:
-    """How long something takes, and its result."""
+    """Seconds of a call, and its result."""
     started = time.perf_counter()
     result = action()
     return time.perf_counter() - started, result
 
 
 def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table."""
+    """Print a line of the table."""
     blank = OneA(**params)
     machine = blank.device, blank.precision, blank.threads
-    Engine(blank.backbone, *machine, blank.mirror)  # what is imported for it is imported only once
+    Engine(blank.backbone, *machine, blank.mirror)  # imports are not part of the measurement
     start, engine = seconds(lambda: Engine(blank.backbone, *machine, blank.mirror))
     decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
     engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
@@ -105,7 +105,7 @@ def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured_then(old: Path, photos: Path, threads: int) -> dict[str, Any]:
-    """A line of what an earlier commit did by default, in a process of its own."""
+    """Print a line about the defaults of an earlier commit, measured in a separate process."""
     learn, answer = seconds(
         lambda: subprocess.run(
             [sys.executable, "-c", EARLIER, str(photos), str(threads)],
@@ -118,7 +118,7 @@ def measured_then(old: Path, photos: Path, threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make the photos and print the table."""
+    """Create the photos and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="one folder of photos for each class")
     parser.add_argument("--photos", type=Path, help="where the large photos are made, or are from an earlier time")
