@@ -106,9 +106,7 @@ def material_of(file: Path, stored_size: int, place: Path) -> Material:
         sizes, seed, mirror = drawn["sizes"].tolist(), int(drawn["seed"]), bool(drawn["mirror"])
     folder = place / f"files-{file.stem}"
     folder.mkdir(exist_ok=True)
-    files = tuple(
-        folder / f"{row:06d}.webp" for row in range(len(labels))
-    )  # of any format
+    files = tuple(folder / f"{row:06d}.webp" for row in range(len(labels)))  # of any format
     for path, start, stop in zip(files, offsets[:-1], offsets[1:], strict=True):
         path.write_bytes(blob[start:stop].tobytes())
     split = Split(labels, files)

@@ -45,7 +45,7 @@ BenchConfig = _first("onea.research.bench.config:BenchConfig", "onea.research.be
 Measurements = _first("onea.research.bench.measure:Measurements", "onea.research.bench.measure:Column")
 PackedImages = _first("onea.data.image_storage:PackedImages", "onea.data.store:PackedImages")
 StreamPlan = _first("onea.learner.tasks:StreamPlan", "onea.learner.tasks:Plan")
-TimmBaseline = _first("onea.research.bench.measure:TimmBaseline", "onea.research.bench.timm_baseline:TimmBaseline")
+TimmBaseline = _first("onea.research.bench.baselines:TimmBaseline", "onea.research.bench.timm_baseline:TimmBaseline")
 Workload = _first("onea.research.bench.measure:Workload", "onea.research.bench.scene:Scene")
 bench_backbone = _first("onea.research.bench.measure:bench_backbone", "onea.research.bench.backbone:bench_backbone")
 make_workload = _first("onea.research.bench.measure:make_workload", "onea.research.bench.scene:make_scene")
@@ -267,7 +267,7 @@ class Measured:
 
 
 def _plain_training(given: argparse.Namespace) -> torch.device:
-    from onea.research.bench.plain import plain_epoch, plain_network
+    from onea.research.bench.baselines import plain_epoch, plain_network
 
     vit = bench_backbone(given.large)
     device = torch.device("cuda" if given.device == "auto" else given.device)

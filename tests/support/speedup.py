@@ -6,9 +6,16 @@ from __future__ import annotations
 import torch
 
 from onea.learner.adapter_training import train_adapter
+from onea.research.bench.baselines import (
+    PlainImages,
+    loader,
+    plain_epoch,
+    plain_inference,
+    plain_network,
+    plain_transform,
+)
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import bench_backbone, make_workload, preprocess_of, synthetic_pixels
-from onea.research.bench.plain import PlainImages, loader, plain_epoch, plain_inference, plain_network, plain_transform
 from onea.research.bench.results import time_interleaved
 
 

@@ -17,9 +17,9 @@ from onea.cli import main
 from onea.data.image_storage import PackedImages
 from onea.errors import OneaError
 from onea.research.bench import exported
+from onea.research.bench.baselines import PlainImages, loader, plain_epoch, plain_network, plain_transform
 from onea.research.bench.config import BenchConfig
 from onea.research.bench.measure import bench_backbone, preprocess_of, synthetic_pixels
-from onea.research.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_transform
 from onea.research.bench.results import FAST, PLAIN, SAME, print_result, time_interleaved
 from onea.research.bench.run import bench, stream_config
 from onea.vit.adapter import Adapters

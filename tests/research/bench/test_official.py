@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from onea.errors import OneaError
+from onea.research.bench.baselines import official_rows
 from onea.research.bench.config import BenchConfig
-from onea.research.bench.official import official_rows
 from onea.research.bench.results import OFFICIAL, PLAIN, Row, _column_table
 from onea.vit.backbones import load_backbone
 

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea import OneA
 from onea.learner.adapter_training import initial_adapters, train_adapter
+from onea.research.bench.baselines import plain_network
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import bench_backbone, inference_flops, make_workload, training_flops
-from onea.research.bench.plain import plain_network
 from onea.research.runs.evaluation import count_flops
 from onea.vit.hooks import NO_HOOKS
 from onea.vit.network_config import FAST

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from onea.data.dataset import Pixels
 from onea.data.image_storage import PackedImages
@@ -32,7 +30,6 @@ from onea.research.bench.results import (
     synchronise,
     time_interleaved,
     time_repeatedly,
-    timm_column,
 )
 from onea.research.methods.one_a import OneAMethod
 from onea.research.runs.evaluation import count_flops, predict_tasks
@@ -42,9 +39,8 @@ from onea.research.streams import Stream
 from onea.runtime import Progress, Runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.batching import EVALUATION_BATCH
-from onea.vit.fp8 import from_fp8, quantise_rows, scaled_matmul
+from onea.vit.fp8 import quantise_rows, scaled_matmul
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.heads import cosine_scores
 from onea.vit.network_config import EMBEDDED, NetworkConfig
 from onea.vit.weight_files import build_untrained
 
@@ -222,32 +218,6 @@ def inference_rows(
 
 def _queued(function: InferenceFunction) -> InferenceFunction:
     return lambda: [function() for _ in range(_QUEUED_BATCHES)]
-
-
-class TimmBaseline:
-    """timm's forward pass with the weights, precision and input pipeline of a workload."""
-
-    def __init__(self, workload: Workload, compiled: bool):
-        self.workload = workload
-        self.name = timm_column(workload.runtime.precision, compiled)
-        network: Any = copy.deepcopy(workload.method.vit.vit)
-        from_fp8(network)
-        if compiled:  # with the options of onea's own network
-            network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
-        self.network: Any = network
-
-    def inference(self, batch: int) -> InferenceFunction:
-        """A function that computes the scores of stored images, with onea's classifier."""
-        images, rows = self.workload.prepared.test.images, torch.arange(batch)
-        prototypes = self.workload.method.prototypes
-
-        def scores() -> Tensor:
-            pixels = images.test_views(rows)
-            with torch.no_grad(), self.workload.runtime.autocast():
-                features: Tensor = self.network(pixels)
-            return cosine_scores(features.float(), prototypes)
-
-        return scores
 
 
 _MIN_EPOCHS, _MAX_EPOCHS = 3, 60

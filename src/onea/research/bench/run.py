@@ -16,10 +16,21 @@ from statistics import median
 import torch
 
 from onea.errors import OneaError
+from onea.research.bench.baselines import (
+    PlainImages,
+    TimmBaseline,
+    check_checkout,
+    loader,
+    official_rows,
+    plain_epoch,
+    plain_evaluation,
+    plain_inference,
+    plain_network,
+    plain_transform,
+)
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import (
     Measurements,
-    TimmBaseline,
     Workload,
     bench_backbone,
     inference_flops,
@@ -33,16 +44,6 @@ from onea.research.bench.measure import (
     single_task_workload,
     synthetic_pixels,
     training_flops,
-)
-from onea.research.bench.official import check_checkout, official_rows
-from onea.research.bench.plain import (
-    PlainImages,
-    loader,
-    plain_epoch,
-    plain_evaluation,
-    plain_inference,
-    plain_network,
-    plain_transform,
 )
 from onea.research.bench.results import (
     FAST,
