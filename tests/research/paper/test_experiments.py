@@ -24,8 +24,7 @@ from onea.research.methods import METHODS, method_class
 from onea.research.paper.experiment import BACKBONE, DATASETS, Experiment, PaperData, reported_tables
 from onea.research.paper.experiment import METHODS as PAPER_METHODS
 from onea.research.paper.experiments import experiments, find_experiment
-from onea.research.paper.page import detailed, grid_table, write_experiment
-from onea.research.paper.pictures import pictures
+from onea.research.paper.page import detailed, grid_table, pictures, write_experiment
 from onea.research.paper.plan import (
     Changes,
     ExperimentPlan,
