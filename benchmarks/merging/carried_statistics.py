@@ -3,13 +3,13 @@
 
     python benchmarks/merging/carried_statistics.py --data folder:cub200 --tasks 20 --backbone NETWORK --out FILE.csv
 
-One-A+ learns a stream. After each task, the statistics of all classes so far are computed anew from all their images
-under the adapter of that moment, and compared with what the method has carried along and with what it would have if
-old statistics stayed where they were. Training images alone are used: a fifth of them, held out, are answered.
+One-A+ learns a stream. After each task, the statistics of all classes so far are recomputed from all their images with
+the current adapter. They are compared with the statistics that the method carries along, and with those without any
+correction. Only training images are used; a fifth of them is held out and classified.
 
-Columns: ``mean`` is the distance of class means from the true ones, in deviations of an image from its class, and
-``shared`` and ``own`` are the relative errors of the covariance that all classes share and of each class's own; classes
-of the task itself, which are exact, do not count. ``right`` is the share of held-out images answered right.
+Columns: ``mean`` is the distance of class means from the recomputed ones, in standard deviations of an image from its
+class mean. ``shared`` and ``own`` are the relative errors of the shared and of the class covariances. Classes of the
+current task are exact and left out. ``right`` is the accuracy on the held-out images.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does One-A's alignment ever help, and why does gating raise forgetting? Runs that differ in the merge alone.
+"""Two questions about One-A's merge: does alignment help, and why does gating increase forgetting?
 
     python benchmarks/merging/surprises.py run shuffled --seed 1 --data folder:cub200 --out found
     python benchmarks/merging/surprises.py gather found benchmarks/merging/surprises.csv
 
-``run`` takes one setting (a stream, a rank, a start) and one seed through every merge below. They share their adapters,
-which are trained once, so a difference is the merge's alone. It leaves ``found/SETTING-seedN.csv``; the same command
-again continues. ``gather`` puts all of them into the file that the page of results is made from.
+``run`` runs one setting (a stream, a rank, a start) and one seed with all merges below. The merges share their
+adapters, which are trained once, so that results differ only because of the merge. It writes
+``found/SETTING-seedN.csv``; repeat the command to resume. ``gather`` collects all of these files in the one that the
+results page is made from.
 
-Merges: ``mean`` is the class-weighted mean, ``aligned`` adds alignment, ``gated`` is One-A. ``even`` moves every matrix
-as far as the gates would, but all directions alike; ``old-gated`` has gates only where the base is what was learned
-before.
+Merges: ``mean`` is the class-weighted mean, ``aligned`` adds alignment, ``gated`` is One-A. ``even`` moves each matrix
+as far as the gates would, but all directions equally. ``old-gated`` has gates only if the base is the merged adapter.
 
-Columns: ``fall_new`` and ``fall_old`` are the points of accuracy that earlier tasks lose in merges whose base is the
-new task or all earlier ones; ``inside`` is the share of the smaller side that alignment leaves of an up-projection,
-``closeness`` the mean squared cosine of the principal angles, ``chance`` what both would be for random adapters;
-``opening`` is how far the gates let a matrix go, as a share of the way without them.
+Columns: ``fall_new`` and ``fall_old`` are the percentage points that earlier tasks lose in merges whose base is the new
+or the merged adapter. ``inside`` is the fraction of the smaller side that alignment keeps of an up-projection,
+``closeness`` the mean squared cosine of the principal angles, and ``chance`` the value of both for random adapters.
+``opening`` is the distance that a matrix moves, relative to the distance without gates.
 """
 
 from __future__ import annotations

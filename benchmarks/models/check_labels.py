@@ -3,11 +3,11 @@
 
     python benchmarks/models/check_labels.py --data FOLDER --out results.json
 
-FOLDER holds ``train/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. In each trial 20 photos get a wrong name:
-that of any class (``random``), that of a class of the same kind (``kind``: classes of one update in
-grocery-arrivals.json), or, four look-alikes at a time, that of any class (``series``). What is found is the share of
-them among the first 40 photos that a check would name. Features come from the frozen network ``fast``, once.
-The rule was chosen on seeds 0 to 4, its number of series after 5 to 9 had been seen; the others are a test of it.
+FOLDER holds ``train/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. In each trial 20 photos get a wrong
+label: of any class (``random``), of a class of the same update in grocery-arrivals.json (``kind``), or, in groups of
+four similar photos, of any class (``series``). The result is the fraction of them among the first 40 photos that a
+check reports. The features are computed once, with the frozen network ``fast``. The rule was chosen on seeds 0 to 4,
+and its number of series after seeds 5 to 9; the other seeds are its test.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 
     python benchmarks/models/grocery.py --data FOLDER --out results.json
 
-FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The updates, of 1
-to 20 classes, are in grocery-arrivals.json; they were chosen before anything was measured. ``--validate N`` looks at a
-quarter of the training photos, held out in groups that look alike, in place of the test photos; N numbers the split.
-Whatever is chosen is chosen there. ``--params '{"backbone": "fast"}'`` takes the small network. Results say what
-their preset chose; in earlier ones, which do not, no preset (or ``auto``) is today's ``thorough``.
+FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The updates, of 1 to
+20 classes, are in grocery-arrivals.json; they were chosen before any measurement. ``--validate N`` evaluates a quarter
+of the training photos instead of the test photos, held out in groups of similar photos; N is the number of the split.
+All choices are made on it. ``--params '{"backbone": "fast"}'`` uses the small network. Results contain the options of
+their preset; in earlier results without them, no preset (or ``auto``) is the current ``thorough``.
 """
 
 from __future__ import annotations

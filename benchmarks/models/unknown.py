@@ -3,16 +3,19 @@
 
     python benchmarks/models/unknown.py --data FOLDER --classes 40 --seed 0 --far OTHER --out results.jsonl
 
-FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*``. The seed draws the classes that are taught. Test photos of the
-others and of OTHER, which shows other things altogether, are unknown. Appends a line of JSON: shares of photos called
-unknown where 5 % of known ones are stated, the area under the ROC curve, that of each published detector on the same
-features, and the calibration error of the probabilities. ``--validate`` looks at a quarter of the training photos
-instead; whatever is chosen is chosen there. ``--validate alike`` holds out whole groups of photos that look alike, for
-photos taken in series. ``--updates`` teaches the classes in so many parts, as uneven as ``--gamma`` says (1: equal);
-``--per-class`` bounds the photos that a class is taught with. ``--again`` ends with one more update of all photos.
+FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*``. The seed selects the taught classes. Test photos of the other
+classes, and of OTHER with entirely different content, are unknown. Appends a line of JSON: the rates of photos that are
+called unknown at 5 % of the known ones, the area under the ROC curve, that of each published detector on the same
+features, and the calibration error of the probabilities.
 
-Two recipes are compared by runs that differ in ``--params`` alone: the seed draws the same classes, photos and order.
-``chosen`` is what their preset chose; in earlier lines, which lack it, no preset (or ``auto``) is today's ``thorough``.
+``--validate`` evaluates a quarter of the training photos instead; all choices are made on it. ``--validate alike``
+holds out whole groups of similar photos, for photos taken in series. ``--updates`` is the number of updates,
+``--gamma`` their imbalance (1: equal), and ``--per-class`` the maximum number of photos per class. ``--again`` adds a
+last update with all photos.
+
+Two configurations are compared by runs that differ only in ``--params``: the seed selects the same classes, photos and
+order. ``chosen`` holds the options of the preset; in earlier lines without it, no preset (or ``auto``) is the current
+``thorough``.
 """
 
 from __future__ import annotations

@@ -5,17 +5,17 @@
     python benchmarks/presets/tune_presets.py DRAWN --backbone NAME:FILE --image-size 112 --scale 0.4 --workers 16
     python benchmarks/presets/tune_presets.py --choose [--write]
 
-A trial learns the first tasks of a stream and answers images that are held out of the training side. Epochs and batch
-size are those of the default preset's rule. Every method gets rates around its present one (six for One-A+, One-A,
-joint training, MOS and RanPAC, three for others), on each dataset; where the best of them (mean over the datasets) is
-the first or the last, one more in that direction, up to three times. Then all its rates are tried on the next draw of
-the streams. ``--scale`` is by how much the steps of SGD are smaller on this network than on the one before; Adam's
-stay, as they do not depend on the size of gradients.
+A trial learns the first tasks of a stream and classifies held-out training images, with the epochs and batch size of
+the default preset. Each method is tried with rates around its present one (six for One-A+, One-A, joint training, MOS
+and RanPAC, three for others) on each dataset. If the best rate (mean over the datasets) is the first or the last, one
+more in that direction is tried, up to three times. Then all rates are tried on the next draw of the streams.
+``--scale`` is the factor of SGD's steps relative to the previous network. It does not apply to Adam, whose steps do not
+depend on the size of the gradients.
 
-Trials run in processes that share the GPU: those of the first draw first, of these those of methods with six rates,
-the longest first. Each ends as a row of ``--trials``; the same command goes on where it was stopped. Draws that come
-into the folder are taken up. ``--choose`` reads the rows and prints the rate of each method, ``--write`` puts them into
-the classes.
+Trials run in processes that share the GPU: those of the first draw first, and of these the methods with six rates, the
+longest first. Each trial becomes a row of ``--trials``; repeat the command to resume. Draws that are added to the
+folder are used as they arrive. ``--choose`` prints the rate of each method, ``--write`` also writes them into the
+classes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
     python benchmarks/presets/tuning_data.py cifar100=FOLDER cub200=FOLDER --draws 3 --to DRAWN
 
-Each file, ``NAME-DRAW.npz``, is the beginning of a stream: training images of its classes as they are in their files,
-a part of them held out. Test images are never read. The stream is drawn until its first task has ten classes.
+Each file, ``NAME-DRAW.npz``, is the beginning of a stream: the encoded training images of its classes, some of them
+held out. Test images are never read. Streams are drawn until the first task has at least ten classes.
 """
 
 from __future__ import annotations

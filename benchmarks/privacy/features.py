@@ -3,9 +3,9 @@
 
     python benchmarks/privacy/features.py --data grocery/train grocery/test --out FILE.csv
 
-As in ``fingerprints.py``: whoever tries to draw photos has those of the first folder with their features, fits decoders
-to grey pictures of 32 x 32 pixels, and is judged by photos of the second folder. And whoever has a photo that was saved
-again (JPEG, half the size) looks for the nearest features among those of all photos of the second folder.
+As in ``fingerprints.py``, an attacker has the photos of the first folder with their features. The attacker fits
+decoders to grey images of 32 x 32 pixels, which are evaluated on photos of the second folder. Copies of photos (JPEG,
+half the size) are searched among the features of all photos of the second folder.
 """
 
 from __future__ import annotations

@@ -3,12 +3,11 @@
 
     python benchmarks/privacy/fingerprints.py --data grocery/train grocery/test cub200/train cub200/test --out FILE.csv
 
-Each folder holds photos, anywhere below it. Whoever tries to draw photos from their fingerprints has the photos of the
-first folder and all fingerprints. He fits decoders to grey pictures of 32 x 32 pixels and is judged by the photos of
-the second folder: by the mean over these of the correlation of a drawn picture with the true one, once as they are and
-once less the mean picture. A decoder's settings are those that are best for him on these very photos. For comparison,
-the same decoders read the signs of the 128 frequencies themselves. Copies are made of the second folder's photos; pairs
-are those of all photos of all folders.
+Each folder holds photos at any depth. An attacker has the photos of the first folder and all fingerprints. The attacker
+fits decoders to grey images of 32 x 32 pixels. They are evaluated on the photos of the second folder by the mean
+correlation of the reconstructed and the true image, with and without the mean image. The settings of each decoder are
+the best on these photos, in the attacker's favour. For comparison, the same decoders get the signs of the 128
+frequencies. Copies are made of the second folder's photos; pairs are those of all photos of all folders.
 """
 
 from __future__ import annotations

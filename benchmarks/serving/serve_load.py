@@ -3,8 +3,8 @@
 
     python benchmarks/serving/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-training]
 
-Prints requests per second, p50 and p99 of the time to an answer, errors, and the versions that answered; every answer
-is held against what its version answers alone. ``--batch-size 1`` is the service without batching.
+Prints requests per second, p50 and p99 of the latency, errors, and the model versions of the answers. Each answer is
+compared with that of its version without load. ``--batch-size 1`` turns batching off.
 """
 
 from __future__ import annotations

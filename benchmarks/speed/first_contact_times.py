@@ -3,9 +3,9 @@
 
     python benchmarks/speed/first_contact_times.py [demo] [test] [--out benchmarks/speed/first_contact_times.csv]
 
-Run it with the Python of ``.venv`` while nothing else runs. A processor with bf16 runs both twice, the second time with
-the instructions of one without AVX-512, which has no bf16. Each run is a line of the CSV, of which ``make results``
-makes the sentence of README; the latest line of each run counts.
+Run it with the Python of ``.venv`` on an idle machine. On a processor with bf16, both commands run twice, the second
+time without AVX-512 and so without bf16. Each run is a line of the CSV, from which ``make results`` writes a sentence
+of README; the last line of each command is used.
 """
 
 from __future__ import annotations

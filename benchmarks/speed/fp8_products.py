@@ -3,8 +3,8 @@
 
     python benchmarks/speed/fp8_products.py --out fp8-products.csv
 
-Conversion to eight bits is not counted: this is what a network could gain if it were free. Every product is recorded
-twenty times as one CUDA graph, so that launching it costs nothing; the median of seven replays counts.
+The time of conversion to FP8 is not included: the result is an upper bound. Each product is recorded twenty times as
+one CUDA graph, without launch overhead; the result is the median of seven replays.
 """
 
 from __future__ import annotations

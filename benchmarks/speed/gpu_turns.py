@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An old commit and today's code on one GPU, taking turns: training, inference, a stream, one image, memory.
+"""An old commit and the current code on one GPU in turn: training, inference, a stream, one image, memory.
 
     mkdir OLD && git archive 1a2ee9f src | tar x -C OLD
     PYTHONPATH=src python benchmarks/speed/gpu_turns.py --old OLD [--only train,infer] [--out turns.csv]
 
-Every side is a process of its own with its own code. All sides of a section get ready at the same time (they compile,
-which takes a minute), then they take turns, one at a time, so that whatever slows the machine down meets all alike.
-Figures are written as they come; the medians, and their ratios to the old commit's or to what else is named, follow
-at the end. Networks have random weights or noise for images where only the time is wanted. A section that fails or
-outlasts its limit is noted, and the next one begins.
+Each side is a process with its own code. All sides of a section are prepared in parallel (compilation takes a minute)
+and measured in turn, one at a time, so that a slowdown of the machine affects all of them. Figures are written at once;
+the medians, and their ratios to the old commit or another baseline, follow at the end. Networks have random weights,
+and images are random, if only the time is measured. A section that fails or exceeds its time limit is reported and
+skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One side of ``gpu_turns.py``: runs the requested measurements with the code on PYTHONPATH.
 
-It runs with commit 1a2ee9f as well as with today's code, hence what has two names here. Answers are lines that begin
-with ``@``, tab separated: a figure (what, value, unit), ``done``, or ``failed`` and why.
+It runs with commit 1a2ee9f and with the current code, so some objects have two names here. Its output lines begin with
+``@`` and are separated by tabs: a figure (name, value, unit), ``done``, or ``failed`` and the reason.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     mkdir OLD && git archive 1a2ee9f src | tar x -C OLD
     python benchmarks/speed/one_more_class.py --data FOLDER --old OLD [--turns 5] [--out one-more-class.csv]
 
-FOLDER holds one folder of photos for each class. Each side teaches 20 of its classes to a model of its defaults. Then
-the sides take turns: a process loads the model (``start``), learns one more class of 20 photos and saves it
-(``learn``), and ``onea predict`` answers one photo, from the start of its process to its end. All photos are JPEGs of
-1920 x 1440. Seconds are those of a clock; ``cpu_s`` are those of the processor, which other programs do not lengthen.
+FOLDER holds one folder of photos for each class. Each side teaches 20 of its classes to a model with default options.
+Then, in turn, a process loads the model (``start``), learns one more class of 20 photos and saves it (``learn``), and
+``onea predict`` classifies one photo, timed from start to end of its process. All photos are JPEGs of 1920 x 1440.
+Times are wall-clock seconds; ``cpu_s`` are seconds of the processor, which do not depend on other programs.
 """
 
 from __future__ import annotations

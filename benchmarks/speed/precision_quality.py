@@ -4,11 +4,11 @@
     python benchmarks/speed/precision_quality.py --data folder:cifar100:10 folder:cub200:20 [--originals WEIGHTS] \
         [--method one-a] [--workers 14] [--out quality.csv]
 
-Every dataset is given with its number of tasks after a last colon. One-A+, or another method that merges adapters,
-learns each stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a
-folder of the embedded networks' files in float16, SimpleCIL learns the first seed's streams with them and with the
-networks as they are embedded. Runs that are finished are not repeated. Prints A_T and mean A of every run as CSV,
-then each way's mean difference to bf16 over the seeds, or of 8-bit weights to the originals.
+Each dataset has its number of tasks after the last colon. One-A+, or another method that merges adapters, learns each
+stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a folder of the
+embedded networks' float16 files, SimpleCIL learns the streams of the first seed with these and with the embedded
+networks. Finished runs are not repeated. Prints A_T and mean A of each run as CSV, then the mean difference to bf16
+over the seeds, or of 8-bit weights to the originals.
 """
 
 from __future__ import annotations

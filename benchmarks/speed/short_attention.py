@@ -3,11 +3,11 @@
 
     python benchmarks/speed/short_attention.py --out short-attention.csv --variants 64x4 64x8
 
-All of them read ``[images, tokens, 3 x width]`` and write its gradient, with what it takes to put it in that order;
-PyTorch's are not compiled, which would save some of the latter.
-Ten calls are recorded as one CUDA graph; the median of nine replays counts. The last two columns tell how far values
-and gradients are from those in float64, as a share of their norm. A variant of ours is the rows of a tile and the warps
-of a program; without ``--variants``, it is what networks use. What a kernel cannot do has no row.
+All implementations read ``[images, tokens, 3 x width]`` and write its gradient, including the time of reordering it.
+PyTorch's are not compiled, which would reduce that time. Ten calls are recorded as one CUDA graph; the result is the
+median of nine replays. The last two columns are the relative errors of values and gradients compared with float64. A
+variant of our kernels is the number of rows per tile and of warps per program; without ``--variants``, it is the one
+that networks use. Unsupported shapes have no row.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 
     python benchmarks/speed/teaching.py --data FOLDER [--photos MADE] [--threads 2] [--params '{"options": {...}}' ...]
 
-FOLDER holds one folder of photos for each class. 20 classes x 50 JPEGs of 1920 x 1440 are made of them in MADE (a
-temporary folder, if not given; found there, they are taken as they are); where a class has fewer photos, they are taken
-again in other crops. Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode),
-to load the network (start), for one pass of each photo in full precision (frozen) and in that of the training (in
-bf16, where the CPU has it), and for a new model to learn the folder (learn), all in one process; the ratios are
-(learn - decode - start) to each of the two. With ``--old``, a checkout of an earlier commit
-(``mkdir OLD && git archive 1a2ee9f src | tar x -C OLD``), its defaults learn the same folder, in turns with today's.
+FOLDER holds one folder of photos for each class. From them, 20 classes x 50 JPEGs of 1920 x 1440 are written to MADE
+(by default a temporary folder; existing files are used). Of classes with fewer photos, several crops are used.
+
+Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode), to load the network
+(start), of one forward pass per photo in full precision (frozen) and in the precision of training (bf16 if the CPU
+supports it), and of a new model that learns the folder (learn), all in one process. The ratios are (learn - decode -
+start) to each of the two passes. With ``--old``, a checkout of an earlier commit (``mkdir OLD && git archive 1a2ee9f
+src | tar x -C OLD``), its defaults learn the same folder, in turn with the current code.
 """
 
 from __future__ import annotations
