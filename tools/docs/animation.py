@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moving picture of the README: a model is taught, asked, taught once more, asked again, and taken back.
+"""The animation of the README: a model is taught, asked, taught one more class, asked again, and the update undone.
 
     python tools/docs/animation.py
 
-runs the commands of ``onea tour`` on its pictures and draws what they print, as an SVG that CSS moves. What they
-printed is kept inside the file, as its description; ``tests/docs/test_animation.py`` compares both.
+runs the commands of ``onea tour`` on its pictures and draws their outputs as an animated SVG. The outputs are also the
+description of the file; ``tests/docs/test_animation.py`` compares them with those of the current program.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CAPTIONS = (
 )
 MONDAY = ("spade", "heart", "diamond", "club", "sun", "cloud", "umbrella", "lightning")
 SCENE, WIDTH, HEIGHT, EDGE, SIDE = 3.6, 440, 196, 18, 44  # seconds; pixels
-STILL = 1  # the scene that is seen where nothing moves
+STILL = 1  # the scene that is shown without animation
 _ROW = re.compile(r"^new/(\S+)\.png +(.+?) {2,}", re.M)
 _STYLE = """
 svg { --paper: #f6f8fa; --line: #d0d7de; --ink: #1f2328; --soft: #59636e; --good: #0a6640; --odd: #9a3412; }
@@ -55,14 +55,14 @@ text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 
 @dataclass(frozen=True)
 class Exchange:
-    """A command and what it printed."""
+    """A command and its output."""
 
     command: str
     printed: str
 
 
 def run_commands() -> tuple[list[Exchange], dict[str, str]]:
-    """Run the commands; returns what they print, and small copies of the pictures that they are about."""
+    """Run the commands; returns their outputs, and thumbnails of their pictures."""
     from onea.cli.tour import _draw as draw_pictures
 
     with TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def run_commands() -> tuple[list[Exchange], dict[str, str]]:
 
 
 def _thumbnail(path: Path) -> str:
-    """A small copy of a picture, for a data address."""
+    """A thumbnail as base64."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -89,7 +89,7 @@ def _thumbnail(path: Path) -> str:
 
 
 def draw(exchanges: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
-    """The text of the file."""
+    """The SVG."""
     scenes = [_scene(exchange, caption, pictures) for exchange, caption in zip(exchanges, CAPTIONS, strict=True)]
     total = SCENE * len(scenes)
     style, body = [_STYLE.strip()], []
@@ -121,7 +121,7 @@ def draw(exchanges: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
 
 
 def _scene(exchange: Exchange, caption: str, pictures: Mapping[str, str]) -> tuple[str, str]:
-    """The command with its pictures, and what it prints."""
+    """The SVG of the command with its pictures, and of its output."""
     command = _text(EDGE, 30, f"# {caption}", "said") + _text(EDGE, 52, f"$ {exchange.command}")
     rows = _ROW.findall(exchange.printed)
     if rows:
@@ -149,7 +149,7 @@ def _picture(x: float, y: float, data: str) -> str:
 
 
 def read(text: str) -> list[Exchange]:
-    """The commands of a file, with what they printed when it was made."""
+    """The commands and outputs in the description of a file."""
     found = re.search(r"<desc>(.*?)</desc>", text, re.S)
     assert found
     parts = re.split(r"^\$ ", html.unescape(found[1]), flags=re.M)[1:]
@@ -157,7 +157,7 @@ def read(text: str) -> list[Exchange]:
 
 
 def main() -> None:
-    """Make the file."""
+    """Write the file."""
     FILE.write_text(draw(*run_commands()), "utf-8")
 
 

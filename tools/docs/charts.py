@@ -87,39 +87,39 @@ class Canvas:
         """Whether it is for a phone."""
         return self.width < WIDE
 
-    def line(self, points: Sequence[tuple[float, float]], look: str = "axis") -> None:
+    def line(self, points: Sequence[tuple[float, float]], css_class: str = "axis") -> None:
         """A line through points."""
         self._grow(max(y for _, y in points))
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self._marks.append(f'<polyline class="{look}" points="{path}"/>')
+        self._marks.append(f'<polyline class="{css_class}" points="{path}"/>')
 
-    def dot(self, x: float, y: float, look: str = "", radius: float = 4, note: str = "") -> None:
+    def dot(self, x: float, y: float, css_class: str = "", radius: float = 4, note: str = "") -> None:
         """A point with a tooltip."""
         self._grow(y + radius)
         title = f"<title>{escape(note)}</title>" if note else ""
-        self._marks.append(f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{title}</circle>')
+        self._marks.append(f'<circle class="dot {css_class}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{title}</circle>')
 
-    def arrow(self, start: tuple[float, float], stop: tuple[float, float], look: str = "") -> None:
+    def arrow(self, start: tuple[float, float], stop: tuple[float, float], css_class: str = "") -> None:
         """A line with a tip."""
         dx, dy = stop[0] - start[0], stop[1] - start[1]
         length = hypot(dx, dy) or 1.0
         dx, dy = 8 * dx / length, 8 * dy / length
         foot = (stop[0] - dx, stop[1] - dy)
-        self.line([start, foot], f"bar {look}")
+        self.line([start, foot], f"bar {css_class}")
         tip = f"M{stop[0]:.1f} {stop[1]:.1f}L{foot[0] - dy / 2:.1f} {foot[1] + dx / 2:.1f}"
-        self._marks.append(f'<path class="{look}" d="{tip}L{foot[0] + dy / 2:.1f} {foot[1] - dx / 2:.1f}Z"/>')
+        self._marks.append(f'<path class="{css_class}" d="{tip}L{foot[0] + dy / 2:.1f} {foot[1] - dx / 2:.1f}Z"/>')
 
-    def rect(self, x: float, y: float, width: float, height: float, look: str = "", opacity: float = 1) -> None:
+    def rect(self, x: float, y: float, width: float, height: float, css_class: str = "", opacity: float = 1) -> None:
         """A rectangle."""
         self._grow(y + height)
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        self._marks.append(f'<rect class="{look}" {place} opacity="{opacity:.2f}"/>')
+        self._marks.append(f'<rect class="{css_class}" {place} opacity="{opacity:.2f}"/>')
 
-    def text(self, x: float, y: float, words: str, look: str = "", anchor: str = "start") -> None:
+    def text(self, x: float, y: float, words: str, css_class: str = "", anchor: str = "start") -> None:
         """Text, positioned by its base line."""
         self._grow(y + 3)
         self._marks.append(
-            f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text class="{css_class}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def svg(self, label: str) -> str:
@@ -179,14 +179,14 @@ def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[
 
 # charts of the results page
 
-_LOOK = dict(zip(HIGHLIGHTED, ("a", "b", "c"), strict=True))
-ROW = 18.2  # of dots
+_COLOUR_CLASSES = dict(zip(HIGHLIGHTED, ("a", "b", "c"), strict=True))
+ROW = 18.2  # height of a row of dots
 _SIZES = ((1, 1), (2, 5), (6, 20), (21, 40))  # classes of a task
 
 
-def look(key: str) -> str:
+def colour_class(key: str) -> str:
     """The CSS class of a method's colour; all but three are grey."""
-    return _LOOK.get(key, "rest")
+    return _COLOUR_CLASSES.get(key, "rest")
 
 
 def _for_each_dataset(draw: Callable[[Canvas, str, float], None]) -> Callable[[Canvas], None]:
@@ -226,7 +226,7 @@ def _accuracy_by_task(canvas: Canvas, data: str, top: float) -> None:
         for other, line in lines.items():
             if other != key:
                 canvas.line([(x(i), y(v)) for i, v in enumerate(line)], "bound" if other == JOINT else "faint")
-        kind = look(key) if key in HIGHLIGHTED else "ink"
+        kind = colour_class(key) if key in HIGHLIGHTED else "ink"
         canvas.line([(x(i), y(v)) for i, v in enumerate(lines[key])], f"curve {kind}")
         canvas.text(left, start - 4, runs(data)[key].title, f"{kind} strong")
         canvas.text(left, start + height + 13, f"n = {len(runs(data)[key].seeds)}", "soft")
@@ -273,11 +273,13 @@ def dots(
     for index, row in enumerate(rows):
         here = top + ROW * (index + 0.6)
         kind = row.marks[0][1]
-        canvas.text(names, here + 4, row.name, kind if kind in _LOOK.values() and len(row.marks) == 1 else "", "end")
-        for each, look_of in row.marks:
+        canvas.text(
+            names, here + 4, row.name, kind if kind in _COLOUR_CLASSES.values() and len(row.marks) == 1 else "", "end"
+        )
+        for each, css_class in row.marks:
             if each.low is not None and each.high is not None:
-                canvas.line([(x(max(each.low, low)), here), (x(min(each.high, high)), here)], f"bar {look_of}")
-            canvas.dot(x(each.value), here, look_of, note=f"{row.name}: {each.text()}, n = {each.count}")
+                canvas.line([(x(max(each.low, low)), here), (x(min(each.high, high)), here)], f"bar {css_class}")
+            canvas.dot(x(each.value), here, css_class, note=f"{row.name}: {each.text()}, n = {each.count}")
 
 
 def forgetting() -> str:
@@ -285,7 +287,7 @@ def forgetting() -> str:
 
     def draw(canvas: Canvas, data: str, top: float) -> None:
         found = sorted(runs(data).items(), key=lambda item: item[1].of("F").value)
-        rows = [DotRow(f"{each.title} ({len(each.seeds)})", [(each.of("F"), look(key))]) for key, each in found]
+        rows = [DotRow(f"{each.title} ({len(each.seeds)})", [(each.of("F"), colour_class(key))]) for key, each in found]
         dots(canvas, rows, Panel(0, top + 24, canvas.width), "forgetting (F), points")
 
     caption = (
@@ -308,7 +310,7 @@ def accuracy_by_size() -> str:
             words = f"in a task of {low} to {high}" if low < high else "alone"
             canvas.text(left, here + 12, f"classes that arrived {words}", "strong")
             found = {key: _of_size(each, low, high) for key, each in runs(data).items()}
-            rows = [DotRow(runs(data)[key].title, [(each, look(key))]) for key, each in found.items() if each]
+            rows = [DotRow(runs(data)[key].title, [(each, colour_class(key))]) for key, each in found.items() if each]
             dots(canvas, rows, Panel(left, here + 18, width), "accuracy at the end, %", (0, 100))
 
     label = "Accuracy at the end by the size of the task in which a class arrived."
@@ -374,7 +376,7 @@ def _accuracy_by_cost(canvas: Canvas, data: str, top: float) -> None:
         places = apart([y(points[name][1].value) for name in names], LINE - 1, start + 6, stop - 4)
         for name, place in sorted(zip(names, places, strict=True), key=lambda item: item[0] in HIGHLIGHTED):
             cost, each = points[name]
-            kind, here = look(name), y(each.value)
+            kind, here = colour_class(name), y(each.value)
             beside = x(_FROM) - 4 if side == "end" else column
             canvas.line([(at[name], here), (beside, place)], "leader")
             if each.low is not None and each.high is not None:

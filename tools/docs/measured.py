@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and tables from the files that benchmarks left in benchmarks/: speed, trials, accuracy of taught models."""
+"""Numbers and tables from the results in benchmarks/: speed, trials, accuracy of models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lines(file: str) -> tuple[dict[str, Any], ...]:
     return tuple(csv.DictReader(text)) if file.endswith(".csv") else tuple(map(json.loads, text))
 
 
-# what `onea bench` measured
+# results of `onea bench`
 
 
 class Rate(NamedTuple):
@@ -54,14 +54,14 @@ ON_CPU = (Rate("training, images/s", "training", "batch 32", "images/s"), *_INFE
 
 
 def bench(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
-    """A number of a file; None where it has none."""
+    """A number of a file, or None."""
     key = (measure, setting, unit, column)
     found = (line for line in lines(file) if (line["measure"], line["setting"], line["unit"], line["column"]) == key)
     return next((float(line["value"]) for line in found), None)
 
 
 def speed(file: str, rates: Sequence[Rate], precision: str) -> str:
-    """The plain loop, onea in fp32 and in bf16, and how many times the plain loop that is."""
+    """The speed of the plain loop, of onea in fp32 and at its fastest, and the speed-up."""
     rows = []
     for title, measure, setting, unit in rates:
         columns = ("plain loop", "same numerics", "fast")
@@ -84,7 +84,7 @@ def _shown(value: float | None, unit: str) -> str:
 
 
 def stream() -> str:
-    """A whole stream in two precisions."""
+    """The time of a whole stream in two precisions."""
 
     def both(setting: str, unit: str, digits: int) -> list[str]:
         found = (
@@ -105,7 +105,7 @@ def stream() -> str:
 
 
 def export() -> str:
-    """Exported files against PyTorch in fp32."""
+    """Speed-up of exported files over PyTorch in fp32."""
     rows = []
     for column in ("PyTorch bf16", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO"):
         cells = [column]
@@ -116,7 +116,7 @@ def export() -> str:
     return table(("", "one image", "batch 32"), rows, words=1)
 
 
-# an old commit and the present code in turns, as gpu_turns.py measured them
+# an old commit and the current code, measured in turn by gpu_turns.py
 
 _LATER, _WHOLE, _TIMM = "training, later epochs", "training, 20 epochs with the first", "one image, {}, ours / timm"
 _VIT, _ALL = "training, ViT-B/16, {}, images/s".format, "all 20 epochs, the first included"
@@ -145,7 +145,7 @@ TURNS = (
 
 
 def turns() -> str:
-    """The median of either side, and their ratio."""
+    """The medians of both sides, and their ratio."""
     rows = []
     for title, way, file, section, what, side in TURNS:
         medians = {
@@ -169,7 +169,7 @@ def _digits(value: float) -> str:
 
 
 def frozen_cost() -> str:
-    """Points of A_T that blocks with frozen adapters cost, against training all blocks."""
+    """Differences in A_T between freezing lower adapters and training all of them."""
     way = "last 8 blocks after 20%, 2 views, 50% of the patches dropped"
     rows = []
     for title, method, data, base in (
@@ -187,7 +187,7 @@ def frozen_cost() -> str:
     return table(("", "bf16", "FP8", "streams"), rows, words=1)
 
 
-# models of one's own
+# models
 
 
 @dataclass(frozen=True)
@@ -195,13 +195,13 @@ class Taught:
     """Models taught with the default preset.
 
     Attributes:
-        data: the images, as the file names them.
-        updates: in how many parts they were taught.
-        file: below benchmarks/models/unknown/.
-        title: of the row in the table; empty where there is none.
-        preset: as the file names the default.
-        split: which photos were predicted.
-        again: whether all of them were taught once more at the end, in one update.
+        data: name of the dataset in the file.
+        updates: number of updates.
+        file: file in benchmarks/models/unknown/.
+        title: title of the row in the table; empty for no row.
+        preset: name of the default preset in the file.
+        split: the photos of the evaluation.
+        again: whether a last update taught all photos again.
     """
 
     data: str
@@ -218,7 +218,7 @@ class Taught:
         return lines(f"models/unknown/{self.file}")
 
     def values(self, measure: str = "right") -> list[float]:
-        """A measure in percent, by random seed; ``right`` is the accuracy."""
+        """A metric in percent for each seed; ``right`` is the accuracy."""
         found = [
             float(line[measure])
             for line in self.lines
@@ -245,7 +245,7 @@ TAUGHT = {
 
 
 def models() -> str:
-    """Accuracy of models: mean and range over the seeds."""
+    """Accuracy of models: mean and range over seeds."""
     rows = []
     for each in TAUGHT.values():
         if each.title:
@@ -263,13 +263,13 @@ def taught(key: str) -> str:
 
 
 def taught_unknown(key: str) -> str:
-    """Photos of taught classes that were called unknown, lowest to highest."""
+    """Rate of known photos that were called unknown, lowest to highest."""
     found = TAUGHT[key].values("known_called_unknown")
     return f"{min(found):.1f} to {max(found):.1f}"
 
 
 def cost_of_updates() -> str:
-    """Points between updates and all images at once, from the least to the most measured."""
+    """Loss of accuracy by updates instead of all images at once, in percentage points, lowest to highest."""
     gaps = [float(taught(f"{way}at-once")) - float(taught(f"{way}updates")) for way in ("", "held-out-")]
     steps = json.loads((BENCHMARKS / "models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
     gaps.append(steps["at-once"]["steps"][-1]["accuracy"] - steps["stream"]["steps"][-1]["accuracy"])
@@ -283,23 +283,23 @@ def cost_of_updates() -> str:
 
 
 def minutes(target: str, bf16: str) -> str:
-    """How long a target of the Makefile takes on two cores, with bf16 instructions (yes) or without (no)."""
+    """Minutes of a Makefile target on two cores, with bf16 instructions (yes) or without (no)."""
     found = [
         float(line["seconds"]) / 60
         for line in lines("speed/first_contact_times.csv")
         if (line["hardware"], line["command"], line["bf16"]) == ("AMD EPYC, 2 cores", f"make {target}", bf16)
     ]
-    return f"{found[-1]:.1f}"  # the latest counts
+    return f"{found[-1]:.1f}"  # the last run
 
 
 def one_more_class(column: str, side: str) -> str:
-    """Seconds of one more class of 20 photos: of the old commit or of the present code."""
+    """Seconds of one more class of 20 photos, with the old or the current code."""
     old, new = (line for line in lines("speed/one_more_class-amd-epyc-2.csv") if line["turn"] == "median")
     return f"{float((new if side == 'new' else old)[column]):.1f}"
 
 
 def demo() -> str:
-    """What `onea demo` printed at its end, on two cores."""
+    """The final output of `onea demo` on two cores."""
     return f"```text\n{(BENCHMARKS / 'speed/demo-amd-epyc-2.txt').read_text('utf-8')}```"
 
 

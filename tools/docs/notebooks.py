@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks: stored without outputs, run in a new kernel, and converted to pages with what they print and draw.
+"""Notebooks: stored without outputs, run in a new kernel, and converted to pages with their outputs.
 
 ``make docs NOTEBOOKS="quick-start"`` runs only some of them, ``NOTEBOOKS=none`` none; the others are shown without
 outputs. Outputs are cached until the notebook or the program changes.
@@ -19,8 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/notebooks"
-LONGEST = 300  # seconds that a cell may take
-_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and moves of the cursor
+TIMEOUT = 300  # seconds per cell
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and cursor movements
 
 
 def paths() -> list[Path]:
@@ -29,7 +29,7 @@ def paths() -> list[Path]:
 
 
 def run(path: Path) -> Any:
-    """The notebook with the outputs of a new kernel; raises where a cell does.
+    """The notebook with the outputs of a new kernel; an error of a cell is raised.
 
     Kernels and settings of the user have no effect: this Python is started, with an empty configuration folder.
     """
@@ -40,20 +40,20 @@ def run(path: Path) -> Any:
 
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
-        # In folders of its own, not over the network, which needs a key to be private.
+        # Over a socket in this folder instead of the network.
         manager = AsyncKernelManager(connection_file=f"{folder}/kernel.json", kernel_name="python3", transport="ipc")
         manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
-        client = NotebookClient(notebook, km=manager, timeout=LONGEST, resources={"metadata": {"path": folder}})
+        client = NotebookClient(notebook, km=manager, timeout=TIMEOUT, resources={"metadata": {"path": folder}})
         settings = {
             "IPYTHONDIR": folder,
             "PYTHONWARNINGS": "ignore:IProgress not found",
-        }  # bars without widgets will do
+        }  # progress bars need no widgets
         client.execute(cleanup_kc=True, env=os.environ | settings)
     return notebook
 
 
 def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
-    """The notebook as Markdown, and the pictures that it shows by name."""
+    """The notebook as Markdown, and its pictures by name."""
     pictures: dict[str, bytes] = {}
     parts = []
     for cell in notebook.cells:
@@ -69,7 +69,7 @@ def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
 
 
 def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
-    """An output of a cell, in the first form that a page can show."""
+    """An output of a cell in Markdown."""
     if output.output_type == "stream":
         yield f"```text\n{_TERMINAL.sub('', output.text).rstrip()}\n```"
         return
@@ -128,7 +128,7 @@ def pages(cache: Path) -> dict[str, bytes]:
 
 
 def _digest(path: Path) -> str:
-    """Of a notebook and of the program."""
+    """A digest of the notebook and the source."""
     digest = hashlib.sha256(path.read_bytes())
     for source in sorted((ROOT / "src/onea").rglob("*.py")):
         digest.update(source.read_bytes())

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the commands of a page on the Grocery photos and put what they print below them.
+"""Run the commands of a page on the Grocery photos, and update the outputs below them.
 
-What the figures of grocery.md show is left in benchmarks/models/grocery-example.json, which pictures.py reads.
+The data of the figures of grocery.md are written to benchmarks/models/grocery-example.json, which pictures.py reads.
 
     python tools/docs/outputs.py FOLDER docs/index.md docs/grocery.md
 
 FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. Blocks of shell
-commands and of Python after ``<!-- test: run -->`` are run in order, in a temporary folder; a block of text that
-follows one is replaced. Long tables are cut in the middle.
+commands and of Python after ``<!-- test: run -->`` are run in order, in a temporary folder, and the text block after
+each is replaced by its output. Long tables are shortened in the middle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _BLOCK = re.compile(r"<!-- test: run -->\n```(sh|python)\n(.*?)```\n(\n```text\n(.*?)```\n)?", re.DOTALL)
-_HEAD, _TAIL, _LONG = 7, 3, 20  # lines of a table that are shown, and of one that is cut
+_HEAD, _TAIL, _LONG = 7, 3, 20  # first and last lines of a shortened table, and its minimum length
 _UPDATE = (
     "version",
     "name",
@@ -45,7 +45,7 @@ def first(folder: Path) -> Path:
 
 
 def prepare(photos: Path, place: Path) -> None:
-    """Copy the photos of the pages to where their commands expect them."""
+    """Copy the photos to the paths in the commands of the pages."""
     (place / "grocery").symlink_to(photos.resolve())
     (place / "benchmarks").symlink_to(Path(__file__).parents[2].resolve() / "benchmarks")
     for name in (*_MONDAY, "Papaya"):
@@ -60,7 +60,7 @@ def prepare(photos: Path, place: Path) -> None:
 
 
 def printed(language: str, code: str, place: Path) -> str:
-    """What a block prints; JSON is left out."""
+    """The output of a block, without JSON."""
     environment = os.environ | {"COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
     if language == "python":
         command = [sys.executable, "-c", code]
@@ -78,7 +78,7 @@ def printed(language: str, code: str, place: Path) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text with long tables cut in the middle."""
+    """The text with long tables shortened in the middle."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     rules = [number for number, line in enumerate(lines) if line.startswith("──")]
     if rules:
@@ -89,7 +89,7 @@ def shortened(text: str) -> str:
 
 
 def keep_example(place: Path) -> None:
-    """Write what the figures show: the history of the model, and its accuracy on each class."""
+    """Write the data of the figures: the history of the model, and its accuracy on each class."""
 
     def as_json(*words: str) -> Any:
         command = [sys.executable, "-m", "onea", *words, "--json"]
@@ -105,7 +105,7 @@ def keep_example(place: Path) -> None:
 
 
 def renewed(page: str, place: Path, example: bool) -> str:
-    """The page with what its commands print now; an example is kept as it was before anything was undone."""
+    """The page with current outputs; the data of the figures are those of the first ``onea evaluate``."""
 
     def run(match: re.Match[str]) -> str:
         language, code, block, old = match.groups()
@@ -118,7 +118,7 @@ def renewed(page: str, place: Path, example: bool) -> str:
 
 
 def main() -> None:
-    """Renew the pages that are named, and what their figures are drawn from."""
+    """Update the given pages, and the data of their figures."""
     photos, *pages = map(Path, sys.argv[1:])
     for page in pages:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the figures of concepts.md, one-a-plus.md and grocery.md, from committed files and the program's own code.
+"""Draw the figures of concepts.md, one-a-plus.md and grocery.md from committed files and the source, without training.
 
-Nothing is trained.
-
-    python tools/docs/pictures.py
+python tools/docs/pictures.py
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from onea.research.streams import make_stream
 
 OUT = ROOT / "docs/pictures"
 GROCERY = ROOT / "benchmarks/models/grocery-example.json"
-WORST = 20  # products of the example that are shown
-BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
+WORST = 20  # products in the figure
+BIG_TASK = 4  # the fifth task; its 36 classes are more than those of all earlier tasks
 _SHARE = 0.4  # of the smaller side, in the example of a merge
 KINDS = {"down": "down-projection", "up": "up-projection"}
 
@@ -40,7 +38,7 @@ KINDS = {"down": "down-projection", "up": "up-projection"}
 
 
 def network() -> tuple[Canvas, str]:
-    """One block of the network with its adapter, and how many numbers are trained and kept."""
+    """One block of the network with its adapter, and the numbers of weights."""
     from onea.vit.adapter import Adapters
     from onea.vit.backbones import load_backbone
     from onea.vit.network_config import DEFAULT
@@ -59,13 +57,13 @@ def network() -> tuple[Canvas, str]:
     canvas.arrow((275, 135), (300, 135), "rest")
     canvas.line([(370, 135), (410, 135)], "bar rest")
     canvas.arrow((410, 135), (410, 83), "rest")
-    for name, left, top, width, look in (
+    for name, left, top, width, css_class in (
         ("attention", 40, 57, 90, "box"),
         ("MLP", 245, 57, 90, "box"),
         ("down", 205, 117, 70, "box b"),
         ("up", 300, 117, 70, "box b"),
     ):
-        canvas.rect(left, top, width, 36, look)
+        canvas.rect(left, top, width, 36, css_class)
         canvas.text(left + width / 2, top + 23, name, anchor="middle")
     canvas.dot(410, 75, "hollow", 8)
     canvas.text(410, 80, "+", anchor="middle")
@@ -74,7 +72,7 @@ def network() -> tuple[Canvas, str]:
 
 
 def merge_steps() -> tuple[Canvas, str]:
-    """A merge of 2 x 2 matrices whose base has one direction only, step by step, and gates of a base with six."""
+    """The steps of a merge of 2 x 2 matrices whose base has a single direction, and the gates of a base with six."""
     line = torch.tensor([2.0, 1.0], dtype=torch.float64) / 5**0.5
     base = torch.outer(line, torch.tensor([1.6, 0.9], dtype=torch.float64))
     align = torch.tensor([[0.3, 1.5], [1.3, -0.5]], dtype=torch.float64)
@@ -96,9 +94,9 @@ def merge_steps() -> tuple[Canvas, str]:
         sides: tuple[tuple[torch.Tensor, str], ...] = ((base, "a"), (align, "b"))
         if number:
             sides = ((base, "a"), (inside, "b"))
-        for matrix, look in sides if number < 2 else ((merged, "c"),):
+        for matrix, css_class in sides if number < 2 else ((merged, "c"),):
             for column in matrix.T:
-                canvas.arrow(at((0, 0)), at(column), look)
+                canvas.arrow(at((0, 0)), at(column), css_class)
         for before, after in zip(align.T, inside.T, strict=True):
             if number == 1:
                 canvas.line([at(before), at(after)], "bound")
@@ -123,7 +121,7 @@ def merge_steps() -> tuple[Canvas, str]:
 
 
 def prototypes() -> tuple[Canvas, str]:
-    """Test images of some embedded classes and their prototypes, in the plane that tells the prototypes apart best."""
+    """Test images of some embedded classes and their prototypes, projected to the two main directions of the latter."""
     from onea.model.engine import Engine
     from onea.model.learning.images import read_unlabelled
     from onea.research.data.sources import load_dataset
@@ -166,14 +164,14 @@ def prototypes() -> tuple[Canvas, str]:
     return canvas, "Features of test images around the prototypes of their classes."
 
 
-def _columns(canvas: Canvas, values: tuple[int, ...], title: str, left: float, top: float, look: str) -> None:
-    """Columns with their values on top, in half the width."""
+def _columns(canvas: Canvas, values: tuple[int, ...], title: str, left: float, top: float, css_class: str) -> None:
+    """A bar chart in half the width, with the value of each bar."""
     width = PICTURE / 2 - 16
     canvas.text(left, top + 14, title, "strong")
     x = linear(-0.5, len(values) - 0.5, left, left + width)
     y = linear(0, 38, top + 132, top + 36)
     for place, value in enumerate(values):
-        canvas.line([(x(place), y(0)), (x(place), y(value))], f"column {look}")
+        canvas.line([(x(place), y(0)), (x(place), y(value))], f"column {css_class}")
         canvas.text(x(place), y(value) - 4, str(value), "soft", "middle")
     canvas.line([(left, y(0)), (left + width, y(0))])
 
@@ -184,24 +182,24 @@ def long_tailed_and_step_imbalanced() -> tuple[Canvas, str]:
     step = make_stream(classes=classes, tasks=tasks, gamma=0.01, seed=1)
     even = make_stream(classes=classes, tasks=tasks, kind="balanced", seed=1, long_tail=0.1, n_max=500)
     canvas, half = Canvas(PICTURE), PICTURE / 2
-    for row, (name, stream, look) in enumerate((("Long-tailed", even, "b"), ("Step-imbalanced", step, "a"))):
+    for row, (name, stream, css_class) in enumerate((("Long-tailed", even, "b"), ("Step-imbalanced", step, "a"))):
         top = row * 190.0
         canvas.text(0, top + 14, name, "head")
-        _columns(canvas, stream.sizes, "classes of each task", 0, top + 20, look)
+        _columns(canvas, stream.sizes, "classes of each task", 0, top + 20, css_class)
         images = sorted(stream.samples or [500] * classes, reverse=True)
         canvas.text(half, top + 34, "images of each class", "strong")
         x, y = linear(0, classes - 1, half + 34, PICTURE - 6), linear(0, 500, top + 152, top + 56)
         for value in (0, 250, 500):
             canvas.line([(half + 34, y(value)), (PICTURE - 6, y(value))], "axis" if value == 0 else "grid")
             canvas.text(half + 28, y(value) + 4, str(value), "soft", "end")
-        canvas.line([(x(place), y(value)) for place, value in enumerate(images)], f"curve {look}")
+        canvas.line([(x(place), y(value)) for place, value in enumerate(images)], f"curve {css_class}")
         canvas.text(0, top + 170, "tasks in order of arrival", "soft")
         canvas.text(PICTURE - 6, top + 170, "classes by size", "soft", "end")
     return canvas, "A long-tailed stream has equal tasks and unequal classes; a step-imbalanced one the reverse."
 
 
 def task_sizes() -> tuple[Canvas, str]:
-    """How the sizes of a step-imbalanced stream are made."""
+    """The sizes of a step-imbalanced stream, sorted and shuffled."""
     stream = make_stream(classes=100, tasks=10, gamma=0.01, seed=1)
     canvas = Canvas(PICTURE)
     canvas.text(0, 16, "100 classes in ten tasks, gamma 0.01", "head")
@@ -220,7 +218,7 @@ def records(data: str, *methods: str) -> list[Record]:
 
 
 def frame(canvas: Canvas, place: tuple[float, float, float, float], ticks: Sequence[float], unit: str = "") -> Any:
-    """Lines across a panel (left, top, right, bottom) at some values; returns where a value lies."""
+    """Grid lines of a panel (left, top, right, bottom) at these values; returns its vertical scale."""
     left, top, right, bottom = place
     y = linear(ticks[0], ticks[-1], bottom, top)
     for value in ticks:
@@ -230,7 +228,7 @@ def frame(canvas: Canvas, place: tuple[float, float, float, float], ticks: Seque
 
 
 def curves(records: Sequence[Record], title: str, label: str) -> tuple[Canvas, str]:
-    """Accuracy after each task, each line named where it ends; the first stands out."""
+    """Accuracy after each task, with a name at the end of each line; the first line is emphasised."""
     canvas, tasks = Canvas(PICTURE), len(records[0]["metrics"]["A"])
     canvas.text(0, 16, title, "head")
     low = 10 * int(min(min(record["metrics"]["A"]) for record in records) // 10)
@@ -239,10 +237,10 @@ def curves(records: Sequence[Record], title: str, label: str) -> tuple[Canvas, s
     looks = dict(zip((str(record["title"]) for record in records), ("a", "rest", "c", "b"), strict=False))
     ends = apart([y(record["metrics"]["A"][-1]) for record in records], 17, 36, 280)
     for record, end in zip(records, ends, strict=True):
-        line, look = record["metrics"]["A"], looks[record["title"]]
-        canvas.line([(x(task + 1), y(value)) for task, value in enumerate(line)], f"curve {look}")
+        line, css_class = record["metrics"]["A"], looks[record["title"]]
+        canvas.line([(x(task + 1), y(value)) for task, value in enumerate(line)], f"curve {css_class}")
         words = f"{record['title'].split(' (')[0]} {line[-1]:.1f}"
-        canvas.text(PICTURE - 126, end + 4, words, look if look != "rest" else "soft")
+        canvas.text(PICTURE - 126, end + 4, words, css_class if css_class != "rest" else "soft")
     for task in range(1, tasks + 1, 1 if tasks <= 10 else 3):
         canvas.text(x(task), 297, str(task), "soft", "middle")
     canvas.text(PICTURE - 130, 314, "tasks learned", "soft", "end")
@@ -250,17 +248,17 @@ def curves(records: Sequence[Record], title: str, label: str) -> tuple[Canvas, s
 
 
 def weights(run: Record) -> tuple[Canvas, str]:
-    """Which side was the base in each merge, and the smaller side's share."""
+    """The base of each merge, and the share of the smaller side."""
     canvas, sizes = Canvas(PICTURE), run["stream"]["sizes"]
     canvas.text(0, 16, "Share of the smaller side in each merge", "head")
     y = frame(canvas, (34, 44, PICTURE, 220), (0, 0.1, 0.2, 0.3, 0.4, 0.5))
     x = linear(1.5, len(sizes) + 0.5, 40, PICTURE - 6)
     for index, task in enumerate(run["tasks"]):
         if merge := task.get("merge"):
-            look = "a" if merge["base"] == "accumulated" else "b"
+            css_class = "a" if merge["base"] == "accumulated" else "b"
             share = float(merge["align_share"])
-            canvas.line([(x(index + 1), y(0)), (x(index + 1), y(share))], f"column {look}")
-            canvas.text(x(index + 1), y(share) - 5, f"{share:.2f}", look, "middle")
+            canvas.line([(x(index + 1), y(0)), (x(index + 1), y(share))], f"column {css_class}")
+            canvas.text(x(index + 1), y(share) - 5, f"{share:.2f}", css_class, "middle")
             canvas.text(x(index + 1), 237, f"{sum(sizes[:index])}+{sizes[index]}", "soft", "middle")
     canvas.text(PICTURE, 254, "old + new classes", "soft", "end")
     canvas.text(40, 276, "blue: the merged adapter is the base", "a")
@@ -269,7 +267,7 @@ def weights(run: Record) -> tuple[Canvas, str]:
 
 
 def gates_by_direction(run: Record) -> tuple[Canvas, str]:
-    """The gate of each direction of the base in the merge of the big task: layers thin, their mean thick."""
+    """The gates of the base's directions in the merge of the largest task: layers thin, their mean thick."""
     _, analysis = analysed_merge(run, BIG_TASK)
     canvas, half = Canvas(PICTURE), PICTURE / 2
     canvas.text(0, 16, "Gates: share of the step", "head")
@@ -308,14 +306,14 @@ def matrix(run: Record) -> tuple[Canvas, str]:
     return canvas, "Accuracy of each task after each task, One-A on CIFAR-100."
 
 
-def share(right: int, total: int) -> Mean:
-    """In percent, with the interval that the program itself prints."""
-    low, high = wilson_interval(right, total)
-    return Mean(100 * right / total, 100 * low, 100 * high, total)
+def percentage(correct: int, total: int) -> Mean:
+    """A percentage with its Wilson interval."""
+    low, high = wilson_interval(correct, total)
+    return Mean(100 * correct / total, 100 * low, 100 * high, total)
 
 
 def grocery_history(updates: Sequence[dict[str, Any]]) -> tuple[Canvas, str]:
-    """Held-out accuracy: photos of each update, and those of all classes known by then."""
+    """Held-out accuracy: photos of each update, and of all classes so far."""
     canvas, top = Canvas(PICTURE), 0.0
     for title, side, count in (
         ("photos of the update", "held_out", "held_out"),
@@ -326,33 +324,33 @@ def grocery_history(updates: Sequence[dict[str, Any]]) -> tuple[Canvas, str]:
         for update in updates:
             if update[f"{side}_accuracy"] is None:  # too few photos
                 continue
-            right = share(round(update[f"{side}_accuracy"] * update[count]), update[count])
+            accuracy = percentage(round(update[f"{side}_accuracy"] * update[count]), update[count])
             words = f"+{update['new_classes']}" if side == "held_out" else f"{update['known']} classes"
-            rows.append(DotRow(f"{update['version']} {update['name']}, {words}", [(right, "hollow")]))
+            rows.append(DotRow(f"{update['version']} {update['name']}, {words}", [(accuracy, "hollow")]))
         dots(canvas, rows, Panel(8, top + 24, PICTURE - 8), "", (0, 100))
         top = canvas.height
     return canvas, "Held-out accuracy after each update, of its own classes and of all."
 
 
 def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
-    """The products with the lowest accuracy, and what each is mostly taken for."""
-    canvas, taken = Canvas(PICTURE), {}
+    """The products with the lowest accuracy, and the product that each is mostly misclassified as."""
+    canvas, mistakes = Canvas(PICTURE), {}
     for mistake in reversed(found["confusions"]):  # the most frequent come first
-        taken[mistake["class"]] = mistake
+        mistakes[mistake["class"]] = mistake
     worst = found["classes"][:WORST]
     canvas.text(0, 16, f"Test photos correct, %: the {WORST} worst of {len(found['classes'])} products", "head")
     canvas.text(PICTURE, 34, "mostly misclassified as", "soft", "end")
-    rows = [DotRow(each["class"], [(share(each["correct"], each["images"]), "hollow")]) for each in worst]
+    rows = [DotRow(item["class"], [(percentage(item["correct"], item["images"]), "hollow")]) for item in worst]
     dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
-    for number, each in enumerate(worst):
-        mistake = taken[each["class"]]
-        words = f"{mistake['predicted']}, {mistake['images']} of {each['images']}"
+    for number, item in enumerate(worst):
+        mistake = mistakes[item["class"]]
+        words = f"{mistake['predicted']}, {mistake['images']} of {item['images']}"
         canvas.text(PICTURE, 44 + ROW * (number + 0.6), words, "soft", "end")
     return canvas, "Accuracy of the worst products, and the product that each is mostly misclassified as."
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all figures."""
     example = json.loads(GROCERY.read_text("utf-8"))
     three = records("cifar100", ONE_A, PLUS, "simplecil")
     plus = records("cub200", PLUS, JOINT, MOS, ONE_A)

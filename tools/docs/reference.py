@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference tables that the program itself gives: methods, operators, options, commands, experiments of the paper."""
+"""Reference tables from the source: methods, operators, options, commands, experiments of the paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import griffe
 from measured import GPU, bench
 from results import table
 
-OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
+OPTIONS_FOR = "cifar100"  # epochs and batch size depend on the data
 
 
 def methods_table() -> str:
@@ -29,7 +29,7 @@ def methods_table() -> str:
 
 
 def base_rates() -> str:
-    """The learning rate of the default preset, for every method that trains."""
+    """The learning rate of the default preset for each method that trains."""
     from onea.research.methods import METHODS, method_class
 
     rates = {name: method_class(name).base_learning_rate for name in METHODS.builtin}
@@ -37,7 +37,7 @@ def base_rates() -> str:
 
 
 def method_options() -> str:
-    """The options of every method, each below its name, with the values that a run has by default."""
+    """The options of each method with their defaults in a run."""
     from onea.research.methods import METHODS, method_class
     from onea.research.paper.plan import option_values
     from onea.research.runs.config import RunConfig
@@ -64,7 +64,7 @@ def operators_table() -> str:
 
 
 def operator_options() -> str:
-    """The options of every operator that has some."""
+    """The options of each operator with options."""
     import dataclasses
 
     from onea.merging import OPERATORS, operator_class
@@ -87,7 +87,7 @@ def classifiers_table() -> str:
 
 
 def datasets_table() -> str:
-    """Every dataset by its name on the command line."""
+    """All datasets by their names on the command line."""
     from onea.research.data.sources import DATASETS
 
     return table(
@@ -96,7 +96,7 @@ def datasets_table() -> str:
 
 
 def commands_reference() -> str:
-    """Every command with its arguments and options, as the parser itself knows them."""
+    """All commands with their arguments and options, from the parser."""
     import typer
 
     from onea.cli.app import app
@@ -148,7 +148,7 @@ def _folded(title: str, content: str) -> str:
 
 
 def paper_experiments() -> str:
-    """Every table and figure of the paper: its command, its runs, and GPU hours by the speed of our benchmark."""
+    """All tables and figures of the paper: command, number of runs, and GPU hours at the speed of our benchmark."""
     from onea.research.paper.experiments import experiments
     from onea.research.paper.plan import Changes, estimate, make_plan, published_counts
 
@@ -160,13 +160,14 @@ def paper_experiments() -> str:
         return sum(count / (rate or 1.0) for count, rate in zip(counts, rates, strict=True)) / 3600
 
     rows: list[Sequence[str]] = []
-    every: dict[str, Any] = {}
-    for each in experiments().values():
-        configs: Sequence[Any] = make_plan(each, Changes(), published_counts).configs if each.cells else ()
-        every |= {config.key(): config for config in configs}
+    all_configs: dict[str, Any] = {}
+    for experiment in experiments().values():
+        configs = make_plan(experiment, Changes(), published_counts).configs
+        all_configs |= {config.key(): config for config in configs}
         numbers = (str(len(configs) or ""), f"{sum(map(hours, configs)):.1f}" if configs else "")
-        rows.append((each.heading, f"`onea paper {each.alias}`", *numbers))
-    rows.append(("all, runs that several need once", "", str(len(every)), f"{sum(map(hours, every.values())):.0f}"))
+        rows.append((experiment.heading, f"`onea paper {experiment.alias}`", *numbers))
+    total = f"{sum(map(hours, all_configs.values())):.0f}"
+    rows.append(("all, runs that several need once", "", str(len(all_configs)), total))
     return table(("in the paper", "command", "runs", "GPU hours"), rows, words=2)
 
 
@@ -174,10 +175,10 @@ _EXAMPLE = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", re.M | re.S)
 
 
 class FencedDoctests(griffe.Extension):
-    """Puts a fence around each example of a docstring."""
+    """Fences the examples of docstrings."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for everything that is documented."""
+        """Fence the examples of an object's docstring; called by griffe."""
         if obj.docstring:
             obj.docstring.value = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
 

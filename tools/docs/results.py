@@ -31,7 +31,7 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the result tables: its title, and which records belong to it."""
+    """A row of the result tables: its title, and the method and options of its runs."""
 
     title: str
     method: str
@@ -101,7 +101,7 @@ class Runs:
     seeds: dict[int, Record]
 
     def values(self, name: str) -> list[float]:
-        """A metric of every seed that has it."""
+        """A metric of all seeds that have it."""
         numbers = (metric(name).value(record) for record in self.seeds.values())
         return [number for number in numbers if number is not None]
 
@@ -110,9 +110,9 @@ class Runs:
         return mean(self.values(name))
 
     def cost(self, name: str) -> float | None:
-        """A measured cost of a prediction after the last task: the median, because some seeds train nothing.
+        """A cost of inference after the last task: the median, because some seeds train nothing.
 
-        Where another classifier predicted, and this one was scored beside it, none was measured.
+        It is None for classifiers that were only scored in addition to another one.
         """
         values = self.values(name)
         return median(values) if values else None
@@ -125,14 +125,14 @@ class Runs:
 
 @cache
 def records() -> tuple[Record, ...]:
-    """All committed records; a run that scored further classifiers gives one more for each of them, at the end."""
+    """All committed records, then one for each further classifier of a run."""
     every = [record for group in groups() for record in load_records(RESULTS / group / "runs")]
     further = [each for record in every for each in split_by_classifier(record)[1:]]
     return tuple(with_default_options([*every, *further]))
 
 
 def groups() -> list[str]:
-    """Folders of docs/results that hold runs."""
+    """Folders of runs in docs/results."""
     return sorted(folder.parent.name for folder in RESULTS.glob("*/runs"))
 
 
@@ -158,7 +158,7 @@ def difference(first: Runs, second: Runs, name: str = "A_T") -> Mean:
     return mean([b - a for a, b in pairs if a is not None and b is not None])
 
 
-# numbers for the text of pages; what has not been run is said to be so
+# numbers in the text of pages; missing runs are marked
 
 
 def _if_run(number: Callable[..., str]) -> Callable[..., str]:
@@ -182,22 +182,22 @@ def accuracy_and_deviation(found: Runs) -> str:
 
 
 def gap(first: Runs, second: Runs) -> str:
-    """By how many points A_T of the second is higher, with the interval of the paired difference."""
+    """The paired difference in A_T, second minus first, with its confidence interval."""
     return difference(first, second).text(sign=True).replace(_SPACE, " ")
 
 
 def kept(found: Runs) -> str:
-    """Megabytes that a method keeps from task to task."""
+    """Megabytes that a method stores between tasks."""
     return _cost(found, "state_mb", ".1f")
 
 
 def seeds(method: str) -> str:
-    """How many seeds a method has, the fewer of the two datasets."""
+    """The number of seeds of a method, the minimum over both datasets."""
     return _COUNTS[min(len(runs(data)[method].seeds) if method in runs(data) else 0 for data in DATA)]
 
 
 def network() -> str:
-    """The network of the records, as their configurations name it."""
+    """The network of the records."""
     names = {record["config"]["backbone"].removesuffix(".safetensors") for record in records()}
     return ", ".join(f"`{name}`" for name in sorted(names))
 
@@ -209,9 +209,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None
     """A Markdown table; bars inside cells are escaped.
 
     Args:
-        heads: of the columns.
-        rows: their cells.
-        words: so many columns from the left hold words; the others hold numbers, to the right. By default all do.
+        heads: headings of the columns.
+        rows: cells of the rows.
+        words: number of left-aligned columns; the others, with numbers, are right-aligned. By default all are left.
     """
     left = len(heads) if words is None else words
     rule = "".join("---|" if column < left else "---:|" for column in range(len(heads)))
@@ -254,7 +254,7 @@ def _cost(found: Runs, name: str, digits: str) -> str:
 
 
 def _passes(key: str, found: Sequence[Runs]) -> str:
-    """Forward passes of a prediction after the last task; MOS stops as soon as its prediction is stable."""
+    """Forward passes of a prediction after the last task; MOS stops early when its prediction is stable."""
     counts = " / ".join(dict.fromkeys(_cost(each, "passes", "g") for each in found))
     return f"up to {counts}" if key == MOS else counts
 
@@ -273,7 +273,7 @@ def one_dataset(data: str) -> str:
 
 
 def expected() -> str:
-    """Accuracy with nothing trained, in updates, and with all images at once."""
+    """Accuracy without training, with updates, and with all images at once."""
     rows = []
     for key, words in (
         ("simplecil", "nothing trained, nearest class mean"),
@@ -287,7 +287,7 @@ def expected() -> str:
 
 
 def folders() -> str:
-    """The folders of docs/results, each with its methods and how many runs it holds."""
+    """The folders of docs/results with their methods and numbers of runs."""
     rows = []
     for group in groups():
         found = load_records(RESULTS / group / "runs")
