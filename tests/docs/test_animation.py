@@ -21,7 +21,7 @@ def templates(text: str) -> set[str]:
     return {" ".join(re.sub(r"\d+(\.\d+)?", "#", line).split()) for line in lines if line.strip("─ ")}
 
 
-def test_the_file_is_what_the_script_draws():
+def test_file_is_up_to_date():
     names = [*animation.MONDAY, "yin-yang", "new/cloud", "new/heart", "new/yin-yang"]
     told = animation.read(TEXT)
     where = re.findall(r"base64,([^\"]+)", animation.draw(told, {name: name for name in names}))
@@ -29,7 +29,7 @@ def test_the_file_is_what_the_script_draws():
     assert animation.draw(told, pictures) == TEXT
 
 
-def test_it_is_small_and_stands_on_its_own():
+def test_file_is_small_and_self_contained():
     assert len(TEXT.encode()) < 60_000
     root = ElementTree.fromstring(TEXT)
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
@@ -43,7 +43,7 @@ def test_it_is_small_and_stands_on_its_own():
     assert 2 * animation.EDGE + widest * 0.62 * 13 <= animation.WIDTH + animation.EDGE, "a line runs out of the picture"
 
 
-def test_its_words_are_those_of_the_commands(onea, tiny_vit):
+def test_texts_are_the_outputs_of_the_commands(onea, tiny_vit):
     """On a tiny network, which answers otherwise in the same words."""
     from pathlib import Path
 

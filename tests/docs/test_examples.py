@@ -68,7 +68,7 @@ def test_every_command_is_accepted(block: Block, words: list[str]) -> None:
         "python missing.py",
     ],
 )
-def test_a_command_that_would_not_be_accepted_is_noticed(wrong: str) -> None:
+def test_an_invalid_command_is_detected(wrong: str) -> None:
     with pytest.raises((AssertionError, OneaError, USAGE_ERROR)):
         check_command(wrong.split())
 
@@ -195,7 +195,7 @@ def run_python(code: str, name: str, vit: str) -> None:
 
 
 @pytest.mark.parametrize("page", RUN, ids=named)
-def test_what_can_run_offline_runs(page: Path, place: Path, tiny_vit: str, onea: Callable[..., Any]) -> None:
+def test_offline_examples_run(page: Path, place: Path, tiny_vit: str, onea: Callable[..., Any]) -> None:
     os.chdir(place)  # the onea fixture goes to an empty folder
     if page.name in ("README.md", "paper.md", "merging.md"):
         for name in "AB":
@@ -230,7 +230,7 @@ def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
     assert drawn <= kept <= {*drawn, "gates.svg"}, "gates are drawn of a record that holds the analysis of its merges"
 
 
-def test_outputs_are_put_below_their_commands(tmp_path: Path) -> None:
+def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
     outputs = script("outputs")
     run, table = "<!-- test: run -->\n", "\n".join(["a", "───", *["b"] * 30, "is", "c", "───", "d"])
     page = f"{run}```python\nprint(6 * 7)\n```\n\n```text\n41\n```\n\n{run}```sh\necho unseen\n```\nafter\n"
@@ -257,7 +257,7 @@ def test_every_link_leads_to_a_file() -> None:
     assert not [f"{named(page)}: {target}" for page, target in links if not (page.parent / target).exists()]
 
 
-def test_what_is_written_into_a_sentence_begins_no_line() -> None:
+def test_placeholders_in_sentences_do_not_begin_a_line() -> None:
     """There a comment ends the paragraph or the list around it."""
     lines = [(page, line) for page in PAGES for line in page.read_text("utf-8").splitlines()]
     assert not [f"{named(page)}: {line}" for page, line in lines if re.match(r"\s*<!-- written: \S+ -->.", line)]

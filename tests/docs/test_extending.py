@@ -82,7 +82,7 @@ def test_the_documented_operator_merges_adapters(third_party, said):
     assert record_of(third_party / "operator")["options"]["merge"] == "larger-wins"
 
 
-def test_the_documented_classifier_answers_and_is_compared(third_party, said):
+def test_the_documented_classifier_predicts_and_is_compared(third_party, said):
     record = record_of(third_party / "classifier")
     assert record["options"]["classifier"] == "diagonal"
     assert record["metrics"]["A_T"] > 100 / 6

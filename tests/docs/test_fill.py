@@ -26,12 +26,12 @@ WITH = [page for page in fill.PAGES if fill.WRITTEN.search(page.read_text("utf-8
 
 
 @pytest.mark.parametrize("page", WITH, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_is_written_is_what_the_records_hold(page: Path) -> None:
+def test_written_content_is_up_to_date(page: Path) -> None:
     text = page.read_text("utf-8")
     assert fill.renewed(text) == text, "run `make results`"
 
 
-def test_an_edited_number_comes_back() -> None:
+def test_an_edited_number_is_restored() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     places = {
         mark.start(3) + number.end() - 1
@@ -44,7 +44,7 @@ def test_an_edited_number_comes_back() -> None:
     assert fill.renewed(edited) == text
 
 
-def test_every_mark_is_closed_and_names_a_function() -> None:
+def test_every_placeholder_is_closed_and_names_a_function() -> None:
     for page in fill.PAGES:
         text = page.read_text("utf-8")
         names = re.findall(r"<!-- written: (\S+)", text)
@@ -83,7 +83,7 @@ def test_few_methods_are_enough_for_every_page(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("_no_caches")
-def test_a_run_beside_which_other_classifiers_were_scored_gives_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_classifiers_of_a_run_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     further = [record for record in results.records() if not record["cost"]]
     assert further
     replace_records(further, monkeypatch)

@@ -24,14 +24,14 @@ def named(path: Path) -> str:
     return path.stem
 
 
-def test_there_are_five_and_the_site_lists_them() -> None:
+def test_there_are_five_notebooks_and_the_site_lists_them() -> None:
     listed = re.findall(r"notebooks/([\w-]+)\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))
     assert sorted(listed) == [path.stem for path in notebooks.paths()]
     assert len(listed) == 5
 
 
 @pytest.mark.parametrize("path", notebooks.paths(), ids=named)
-def test_it_runs_from_a_clean_kernel(path: Path) -> None:
+def test_notebook_runs_in_a_clean_kernel(path: Path) -> None:
     done = notebooks.run(path)
     code = [cell for cell in done.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
@@ -46,7 +46,7 @@ def test_it_runs_from_a_clean_kernel(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", notebooks.paths(), ids=named)
-def test_it_is_kept_without_outputs_and_its_links_lead_to_files(path: Path) -> None:
+def test_notebook_is_stored_without_outputs_and_its_links_are_valid(path: Path) -> None:
     cells = json.loads(path.read_text("utf-8"))["cells"]
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", "".join("".join(cell["source"]) for cell in cells))
@@ -64,7 +64,7 @@ def test_a_cell_that_fails_is_an_error(tmp_path: Path) -> None:
         notebooks.run(tmp_path / "wrong.ipynb")
 
 
-def test_a_notebook_that_is_not_asked_for_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unselected_notebooks_are_shown_without_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTEBOOKS", "none")
     made = notebooks.pages(tmp_path)
     assert sorted(made) == [f"{path.stem}.md" for path in notebooks.paths()]

@@ -302,7 +302,7 @@ def test_every_number_has_a_source(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_RESULTS, ids=named)
-def test_an_edited_number_is_noticed(page: Path) -> None:
+def test_an_edited_number_is_detected(page: Path) -> None:
     """Whatever digit is the last behind a point or comma, mostly: two results may differ by just that."""
     name, text = str(page.relative_to(ROOT)), content(page)
     results = [number for number in dict.fromkeys(numbers(text)) if number in facts(name)]

@@ -47,7 +47,7 @@ def test_every_question_and_change_of_the_estimator_has_an_example() -> None:
     assert not missing
 
 
-def test_one_without_is_noticed() -> None:
+def test_a_missing_example_is_detected() -> None:
     def plain() -> None:
         """Says what it does and shows nothing."""
 

@@ -62,7 +62,7 @@ def test_a_listed_command_makes_the_run_that_its_folder_is_named_for(grid: Modul
         assert out == Path("made") / job.place
 
 
-def test_records_are_collected_whole_and_those_that_are_not_are_named(
+def test_finished_records_are_collected_and_others_are_reported(
     grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path
 ) -> None:
     made, results = tmp_path / "made", tmp_path / "results"
@@ -112,7 +112,7 @@ def test_earlier_runs_are_removed_when_all_seeds_have_been_run_again(
     assert [folder.name for folder in grid.superseded(jobs, tmp_path)] == ["old-1", "old-2", "old-3"]
 
 
-def test_missing_runs_are_made_in_the_order_of_methods_asked_for(
+def test_missing_runs_are_made_in_the_given_order_of_methods(
     grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     made_for = [make_config(tiny_run | {"kappa": kappa}) for kappa in (5.0, 9.0)]
@@ -129,7 +129,7 @@ def test_missing_runs_are_made_in_the_order_of_methods_asked_for(
     assert all(task["losses"] for task in grid.shortened(records[1])["tasks"])
 
 
-def test_a_method_that_is_not_listed_is_refused(
+def test_unknown_method_is_an_error(
     grid: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["results_grid.py", "run", "--only", "one-a,two-a"])

@@ -40,7 +40,7 @@ def test_a_setting_is_run_with_every_merge_on_the_same_adapters(runs, tiny_run: 
     assert (tmp_path / "all.csv").read_text() == text
 
 
-def test_every_listed_run_can_be_made_and_first_tasks_say_something(runs) -> None:
+def test_every_listed_run_is_valid_and_has_a_large_first_task(runs) -> None:
     from onea.research.runs.config import make_config
     from onea.research.streams import make_stream
 

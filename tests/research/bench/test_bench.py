@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench measures what it says, its baseline computes what we compute, and its file can be read."""
+"""The benchmark: its baseline computes the same as onea, and its CSV file has all measurements."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def vit(tiny_vit):
     return bench_backbone(tiny_vit)
 
 
-def copied(network: torch.nn.Module, vit, rank: int) -> Adapters:
-    """Our adapters with the weights of the plain loop's."""
+def copy_adapters(network: torch.nn.Module, vit, rank: int) -> Adapters:
+    """onea's adapters with the weights of the plain network."""
     adapters = Adapters(vit.depth, vit.width, rank, generator=torch.Generator()).eval()
     for block, adapter in zip(network.blocks, adapters.blocks, strict=True):
         adapter.load_state_dict(block.adapter.state_dict())
@@ -39,7 +39,7 @@ def copied(network: torch.nn.Module, vit, rank: int) -> Adapters:
 
 
 @pytest.mark.parametrize("name", ["random:vit_tiny_patch16_224", "random:vit_little_patch16_reg1_gap_256"])
-def test_the_plain_networks_features_are_ours(name):
+def test_plain_network_has_the_features_of_ours(name):
     vit = bench_backbone(name)
     network = plain_network(vit.vit, rank=8).eval()
     with torch.no_grad():
@@ -47,14 +47,14 @@ def test_the_plain_networks_features_are_ours(name):
             if parameter.requires_grad:
                 parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
         images = torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
-        plain, ours = network(images), vit(images, copied(network, vit, 8))
+        plain, ours = network(images), vit(images, copy_adapters(network, vit, 8))
         assert not torch.allclose(plain, vit(images)), "the adapter does something"
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_the_plain_loops_gradients_are_ours(vit):
+def test_plain_loop_has_the_gradients_of_ours(vit):
     network = plain_network(vit.vit, rank=4).eval()
-    adapters = copied(network, vit, 4)
+    adapters = copy_adapters(network, vit, 4)
     images = torch.randn(3, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
     network(images).square().sum().backward()
     vit(images, adapters).square().sum().backward()
@@ -63,7 +63,7 @@ def test_the_plain_loops_gradients_are_ours(vit):
     assert all(not p.requires_grad for name, p in network.named_parameters() if ".adapter." not in name)
 
 
-def test_the_plain_loops_test_images_are_ours(vit):
+def test_plain_loop_has_the_test_images_of_ours(vit):
     preprocess = preprocess_of(vit)
     smooth = np.repeat(np.repeat(synthetic_pixels(3, vit.size // 4), 4, 2), 4, 3)
     plain = PlainImages(smooth, torch.arange(3), plain_transform(preprocess, training=False))
@@ -74,7 +74,7 @@ def test_the_plain_loops_test_images_are_ours(vit):
 
 
 def test_the_plain_loop_learns(vit):
-    """Its adapters move and its loss falls, or it would be no baseline for training."""
+    """Its adapters change and its loss falls."""
     torch.manual_seed(0)
     network = plain_network(vit.vit, rank=4)
     pixels = synthetic_pixels(16, vit.size)
@@ -87,7 +87,7 @@ def test_the_plain_loop_learns(vit):
     assert all(block.adapter.up.weight.abs().sum() > 0 for block in network.blocks)
 
 
-def test_random_weights_are_the_same_every_time_and_need_no_download():
+def test_random_weights_are_reproducible_and_need_no_download():
     first, second = (bench_backbone("vit_tiny_patch16_224").vit.state_dict() for _ in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     with pytest.raises(OneaError, match="did you mean 'vit_tiny_patch16_224'"):
@@ -120,7 +120,7 @@ def result(tiny_vit):
         return bench(config)
 
 
-def test_a_place_where_workers_could_not_meet_is_refused(vit, tmp_path, monkeypatch):
+def test_long_temporary_path_is_an_error(vit, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 80)
     long.mkdir()
     transform = plain_transform(preprocess_of(vit), training=True)
@@ -128,10 +128,10 @@ def test_a_place_where_workers_could_not_meet_is_refused(vit, tmp_path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(OneaError, match="set TMPDIR to a shorter one"):
         loader(images, 2, 1, shuffle=False)
-    assert len(loader(images, 2, 0, shuffle=False)) == 1, "without workers nobody meets"
+    assert len(loader(images, 2, 0, shuffle=False)) == 1, "without workers there is no socket"
 
 
-def test_a_whole_bench(result, tmp_path):
+def test_all_measurements_are_in_the_csv_file(result, tmp_path):
     path = result.write(tmp_path)
     assert path.name.startswith("bench-")
     assert path.name.endswith("-tiny.csv")
@@ -149,7 +149,7 @@ def test_a_whole_bench(result, tmp_path):
     flops = [found["growth: inference", f"after {tasks}", FAST, "GFLOP/image"] for tasks in ("1 task", "5 tasks")]
     assert flops[0] == flops[1]
     early, late = (found["growth: peak memory", f"after task {task}", FAST, "MB"] for task in (4, 5))
-    assert late >= early, "a peak never falls; whether it rises is the slow suite's to say"
+    assert late >= early, "a peak never falls; the slow suite tests that it does not rise"
     training, inference = (found["operations", what, SAME, "GFLOP/image"] for what in ("training", "inference"))
     assert 1 < training / inference < 2.2, "forward and backward to the adapters, no gradients of frozen weights"
     assert {row["hardware"] for row in rows} == {result.hardware}
@@ -163,7 +163,7 @@ def test_memory_does_not_grow_with_tasks(result):
     assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
 
 
-def test_a_whole_stream_is_timed_and_its_record_kept(tiny_vit, tmp_path, monkeypatch, capsys):
+def test_stream_is_timed_and_its_record_is_kept(tiny_vit, tmp_path, monkeypatch, capsys):
     images = np.random.default_rng(1).integers(0, 255, (10, 3, 8, 8, 3), dtype=np.uint8)
     for label, pictures in enumerate(images):
         for side, some in (("train", pictures[:2]), ("test", pictures[2:])):
@@ -197,13 +197,13 @@ def test_a_whole_stream_is_timed_and_its_record_kept(tiny_vit, tmp_path, monkeyp
     assert "--rank has no effect with --data" in capsys.readouterr().err
 
 
-def test_a_stream_has_the_papers_epochs_whatever_its_data_is_called():
+def test_stream_has_the_epochs_of_the_paper_on_any_data():
     for data in ("cub200", "folder:hats"):
         config = stream_config(BenchConfig("x.safetensors"), data)
         assert [config.options[name] for name in ("epochs", "min_epochs", "max_epochs")] == [25, 20, 40]
 
 
-def test_exported_files_answer_as_pytorch_does(tiny_vit, tmp_path):
+def test_exported_files_predict_the_same_as_pytorch(tiny_vit, tmp_path):
     onnx_runtime_or_skip()
     network = exported._Network(bench_backbone(tiny_vit), rank=4)
     columns = exported._columns(network, 1, tmp_path)
@@ -214,10 +214,10 @@ def test_exported_files_answer_as_pytorch_does(tiny_vit, tmp_path):
     np.testing.assert_allclose(scores["ONNX Runtime fp32"], wanted, atol=1e-4)
     for name, found in scores.items():
         np.testing.assert_allclose(found, wanted, atol=0.1, err_msg=name)
-    assert not np.allclose(scores["ONNX Runtime int8"], wanted, atol=1e-6), "eight bits are not thirty-two"
+    assert not np.allclose(scores["ONNX Runtime int8"], wanted, atol=1e-6), "int8 is not fp32"
 
 
-def test_exported_files_are_timed_beside_pytorch(tiny_vit, tmp_path, monkeypatch, capsys):
+def test_exported_files_and_pytorch_are_timed(tiny_vit, tmp_path, monkeypatch, capsys):
     onnx_runtime_or_skip()
     command = ["onea", "bench", "--export", "--backbone", str(tiny_vit), "--out", str(tmp_path), "--threads", "1"]
     monkeypatch.setattr("sys.argv", [*command, "--rank", "4", "--quick", "--seconds", "0.01"])
@@ -246,7 +246,7 @@ def test_exported_files_are_timed_beside_pytorch(tiny_vit, tmp_path, monkeypatch
     ("change", "message"),
     [({"batch": 0}, "batch is 0"), ({"seconds": 0.0}, "seconds is 0"), ({"tasks": 3}, "growth needs at least 5")],
 )
-def test_mistakes_get_one_sentence(change, message):
+def test_invalid_options_are_errors(change, message):
     with pytest.raises(OneaError, match=message):
         BenchConfig("vit_tiny_patch16_224", **change)
 
@@ -260,7 +260,7 @@ def test_the_tables_fit_a_terminal(result, monkeypatch, capsys):
     assert "…" not in out
 
 
-def test_a_mistake_of_the_command_is_one_sentence(monkeypatch, capsys, tmp_path):
+def test_unknown_architecture_is_an_error(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["onea", "bench", "--backbone", "vit_tinny", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published network as a baseline: a stand-in with its names and arguments, and folders that are something else."""
+"""The published network as a baseline: a stub with its names and arguments, and other folders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def config():
     return BenchConfig(rank=4, batch=8, seconds=0.01, quick=True, device="cpu")
 
 
-def test_the_network_of_a_checkout_is_timed_like_ours(checkout, config, tiny_vit):
+def test_published_network_is_timed(checkout, config, tiny_vit):
     rows = official_rows(checkout, config, load_backbone(str(tiny_vit)), CPU)
     assert [(row.measure, row.setting, row.unit) for row in rows] == [
         ("training", "batch 8", "images/s"),
@@ -66,21 +66,21 @@ def test_the_network_of_a_checkout_is_timed_like_ours(checkout, config, tiny_vit
     assert all(row.column == OFFICIAL and row.value > 0 for row in rows)
 
 
-def test_a_folder_of_something_else_is_refused_in_one_sentence(tmp_path, config, tiny_vit):
+def test_folder_without_the_published_code_is_an_error(tmp_path, config, tiny_vit):
     with pytest.raises(
         OneaError, match=r"does not look like the published One-A code: it has no backbone/vit_onea\.py"
     ):
         official_rows(tmp_path, config, load_backbone(str(tiny_vit)), CPU)
 
 
-def test_code_that_does_not_run_here_says_why(checkout, config, tiny_vit):
-    (checkout / "backbone" / "vit_onea.py").write_text("import a_module_that_nobody_has")
-    with pytest.raises(OneaError, match=r"could not be timed .*a_module_that_nobody_has"):
+def test_failure_of_the_published_code_has_its_reason(checkout, config, tiny_vit):
+    (checkout / "backbone" / "vit_onea.py").write_text("import a_missing_module")
+    with pytest.raises(OneaError, match=r"could not be timed .*a_missing_module"):
         official_rows(checkout, config, load_backbone(str(tiny_vit)), CPU)
 
 
 @pytest.mark.parametrize("official", [False, True])
-def test_its_column_is_shown_where_it_was_measured(official):
+def test_column_of_the_published_code_is_shown_if_measured(official):
     rows = [Row("training", "batch 8", PLAIN, 10.0, "images/s")]
     rows += [Row("training", "batch 8", OFFICIAL, 1234.0, "images/s")] if official else []
     console = Console(width=200, record=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody may make us slow without noticing: the work is counted, and the slow suite times it next to the plain loop."""
+"""Performance regressions: operations are counted, and the slow suite compares times with the plain loop."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def workload():
     return make_workload(CONFIG, vit, CONFIG.runtime(same_numerics=True), (CLASSES,), 4, 4, compiled=False)
 
 
-def test_a_pass_needs_fewer_operations_than_the_plain_loops(workload):
-    """One token in the last of six blocks, there and back."""
+def test_forward_pass_has_fewer_operations_than_the_plain_loop(workload):
+    """One token in the last of six blocks, forward and backward."""
     images = torch.zeros(2, 3, workload.method.vit.size, workload.method.vit.size)
     network = plain_network(bench_backbone(FAST).vit, CONFIG.rank)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_teaching_a_thousand_photos_costs_a_few_passes_of_each(tmp_path):
 
 
 class Calls(TorchDispatchMode):
-    """Counts what PyTorch is asked to do."""
+    """Counts calls of PyTorch operations."""
 
     count = 0
 
@@ -99,12 +99,12 @@ def calls(action) -> int:
     return counter.count
 
 
-def test_more_images_are_prepared_by_no_more_calls(workload):
+def test_number_of_calls_does_not_depend_on_the_number_of_images(workload):
     images = workload.prepared.train.images
 
     def augmented(count: int) -> int:
-        draw = torch.Generator().manual_seed(1)
-        return calls(lambda: next(images.train_batches(torch.arange(count), count, 0.05, draw)))
+        generator = torch.Generator().manual_seed(1)
+        return calls(lambda: next(images.train_batches(torch.arange(count), count, 0.05, generator)))
 
     def plain(count: int) -> int:
         return calls(lambda: images.test_views(torch.arange(count)))

@@ -72,15 +72,15 @@ def test_runs_that_differ_only_in_the_merge_share_their_training(inputs, tmp_pat
         out = tmp_path / "-".join(["out", *more])
         command = ["paper", "proxies", *inputs, "--tasks", "4", "--out", str(out), *more]
         assert onea(*command, "--dry-run", patch=monkeypatch) == 0
-        said.append("2 of them differ from another only in the merge" in capsys.readouterr().out)
+        printed.append("2 of them differ from another only in the merge" in capsys.readouterr().out)
         assert onea(*command, patch=monkeypatch) == 0
         records = [json.loads(path.read_text()) for path in sorted(out.rglob("record.json"))]
         return sorted(all(task.get("training_shared") for task in record["tasks"]) for record in records)
 
-    said: list[bool] = []
+    printed: list[bool] = []
     assert shared() == [False, True, True]
     assert shared("--no-share-training") == [False, False, False]
-    assert said == [True, False]
+    assert printed == [True, False]
 
 
 def test_records_are_rendered_without_their_data_and_backbone(tmp_path, monkeypatch, capsys):
@@ -97,8 +97,8 @@ def test_records_are_rendered_without_their_data_and_backbone(tmp_path, monkeypa
     assert onea(*command, patch=monkeypatch) == 2, "running needs them"
     assert onea(*command, "--render-only", patch=monkeypatch) == 0
     assert {path: path.read_bytes() for path in sorted((tmp_path / "results" / "table5").iterdir())} == pages
-    spoilt = min((tmp_path / "results" / "runs").iterdir()) / "record.json"
-    spoilt.write_bytes(spoilt.read_bytes()[:99])
+    damaged = min((tmp_path / "results" / "runs").iterdir()) / "record.json"
+    damaged.write_bytes(damaged.read_bytes()[:99])
     capsys.readouterr()
     assert onea(*command, "--render-only", patch=monkeypatch) == 0
-    assert f"{spoilt.relative_to(tmp_path)} is damaged" in capsys.readouterr().out, "a gap has a reason"
+    assert f"{damaged.relative_to(tmp_path)} is damaged" in capsys.readouterr().out, "a gap has a reason"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every table and figure as runs: valid, shared where they agree, scaled and replaced as asked, rendered with gaps."""
+"""The runs of every table and figure: valid, shared, scaled, on other data, and rendered with gaps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plan(name: str, **changes: Any) -> ExperimentPlan:
 
 
 def record(config: RunConfig, share: float = 0.8, **extra: Any) -> dict[str, Any]:
-    """A finished record of a run, with about so many of ten test images of every class right."""
+    """A finished record of a run with about this accuracy on ten test images of every class."""
     facts = published(config.data)
     sizes = stream_of(config, facts).sizes
     total = [10] * facts.classes
@@ -129,7 +129,7 @@ def test_every_reported_cell_has_its_place(name: str) -> None:
     assert shown == printed
 
 
-def test_deviations_are_asked_for_where_the_paper_prints_them() -> None:
+def test_experiments_have_five_seeds_where_the_paper_reports_deviations() -> None:
     for name, table in reported_tables().items():
         spread = any("±" in value for values in table.rows.values() for value in values)
         assert find_experiment(name).seeds == (5 if spread else 1)
@@ -164,7 +164,7 @@ def test_switches_streams_and_factors() -> None:
     assert [o["rank"] for o in options("rank")] == [16, 32, 64, 128, 256]
 
 
-def test_a_run_that_several_tables_show_is_one_run() -> None:
+def test_runs_are_shared_between_tables() -> None:
     published_run = {"backbone": BACKBONE, "protocol": "pilot", "preset": "paper/cifar100"}
     ours = make_config({"data": "cifar100", "tasks": 10, "stream": "step"} | published_run).key()
     for name in ("main", "ablation", "proxies", "training", "balance", "forgetting", "sensitivity", "efficiency"):
@@ -187,19 +187,19 @@ def test_the_split_streams_bring_the_same_classes_in_smaller_steps() -> None:
 # ---- scale and substitution -----------------------------------------------------------------------------------------
 
 
-def of(made: ExperimentPlan, method: str, data: str = "cifar100") -> RunConfig:
+def run_of(made: ExperimentPlan, method: str, data: str = "cifar100") -> RunConfig:
     return next(run for run in made.configs if run.method == method and data_name(run.data) == data)
 
 
 def test_scale_multiplies_images_and_epochs_and_nothing_else() -> None:
     full, small = plan("main"), plan("main", scale=0.2)
     assert all(run.per_class is None and run.options == {} for run in full.configs)
-    ours = of(small, "one-a")
+    ours = run_of(small, "one-a")
     assert ours.per_class == 100
     assert ours.options == {"epochs": 5, "min_epochs": 4, "max_epochs": 8}
-    assert of(small, "one-a", "cub200").options == {"epochs": 2, "min_epochs": 1, "max_epochs": 4}
-    assert of(small, "sema").options == {"epochs": 1, "descriptor_epochs": 4}
-    assert of(plan("merging", scale=0.2), "mos", "imagenet-r").options == {"epochs": 2, "alignment_epochs": 6}
+    assert run_of(small, "one-a", "cub200").options == {"epochs": 2, "min_epochs": 1, "max_epochs": 4}
+    assert run_of(small, "sema").options == {"epochs": 1, "descriptor_epochs": 4}
+    assert run_of(plan("merging", scale=0.2), "mos", "imagenet-r").options == {"epochs": 2, "alignment_epochs": 6}
     for before, after in zip(full.configs, small.configs, strict=True):
         assert dataclasses.replace(after, per_class=None, options={}) == before
 
@@ -219,7 +219,7 @@ def test_scale_leaves_two_images_and_one_epoch() -> None:
     ({"data": ("folder:shop",)}, r"shop has 20 classes, too few for the 40 tasks of table1; give --tasks 20 or fewer"),
     ({"data": ("folder:a/x", "folder:b/x", "folder:c/x", "folder:d/x"), "tasks": 5}, "rename"),
 ])  # fmt: skip
-def test_what_cannot_be_met_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_changes_are_errors(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(OneaError, match=message):
         plan("main", **changes)
 
@@ -250,7 +250,7 @@ def test_another_backbone_gets_its_own_preprocessing_and_preset(tiny_vit: str) -
     assert ours.options == {"epochs": 5, "min_epochs": 2, "max_epochs": 8}
 
 
-def test_published_settings_are_asked_for_by_name() -> None:
+def test_presets_are_those_of_the_dataset_or_of_the_paper() -> None:
     assert {(run.data, run.preset) for run in plan("long-tailed").configs} == {
         (data, f"paper/{data}") for data in ("cifar100", "cub200")
     }
@@ -258,7 +258,7 @@ def test_published_settings_are_asked_for_by_name() -> None:
     assert {run.preset for run in other} == {"paper"}, "other data on the paper's backbone"
 
 
-def test_counts_come_from_the_data_where_it_is(tiny_images: Path, tmp_path: Path) -> None:
+def test_images_are_counted_if_the_data_is_available(tiny_images: Path, tmp_path: Path) -> None:
     assert count_images(f"folder:{tiny_images}", None) == ImageCounts((6,) * 6, (3,) * 6, True)
     absent = count_images("cub200", str(tmp_path))
     assert (absent.classes, sum(absent.train), absent.loaded) == (200, 5994, False)
@@ -268,23 +268,23 @@ def test_counts_come_from_the_data_where_it_is(tiny_images: Path, tmp_path: Path
 
 def test_cost_counts_images_times_epochs() -> None:
     facts = published("cifar100")
-    ours, aper = of(plan("main"), "one-a"), of(plan("main"), "aper-adapter")
+    ours, aper = run_of(plan("main"), "one-a"), run_of(plan("main"), "aper-adapter")
     sizes = stream_of(ours, facts).sizes
     epochs = [min(40, max(20, round(25 * (size / 10) ** 0.5))) for size in sizes]
     assert estimate(ours, facts).training == pytest.approx(sum(500 * n * e for n, e in zip(sizes, epochs, strict=True)))
     assert estimate(aper, facts).training == 20 * 500 * sizes[0]
     seen = [sum(sizes[: t + 1]) for t in range(10)]
     assert estimate(ours, facts).evaluation == 100 * sum(seen)
-    ease = of(plan("main"), "ease")
+    ease = run_of(plan("main"), "ease")
     assert estimate(ease, facts).evaluation > 3 * estimate(ours, facts).evaluation
-    small = of(plan("main", scale=0.2), "one-a")
+    small = run_of(plan("main", scale=0.2), "one-a")
     assert estimate(small, facts).training < estimate(ours, facts).training / 20
 
 
 # ---- rendering ------------------------------------------------------------------------------------------------------
 
 
-def test_cells_are_means_and_deviations_over_seeds_and_gaps_are_told() -> None:
+def test_cells_are_means_and_deviations_over_seeds_with_gaps_marked() -> None:
     made = plan("main")
     ours = [run for run in made.configs if run.method == "one-a" and run.data == "cifar100"]
     known = {run.key(): record(run, 0.5 + 0.1 * run.seed) for run in ours[:3]}
@@ -299,7 +299,7 @@ def test_cells_are_means_and_deviations_over_seeds_and_gaps_are_told() -> None:
     assert (one.std, one.seeds) == (None, 1)
 
 
-def test_another_setting_is_said_first() -> None:
+def test_differences_from_the_paper_are_the_first_note() -> None:
     notes = grid_table(plan("main", backbone="vit_small_d6_patch14_84", data=("folder:hats",), tasks=5), {}).notes
     assert notes[0].startswith("Not the paper's setting: backbone vit_small_d6_patch14_84")
     assert "folder:hats" in notes[0]
@@ -343,7 +343,7 @@ def test_forgetting_after_every_task() -> None:
 
 
 @pytest.mark.parametrize("name", ["necessity", "balance", "gammas", "forgetting", "sensitivity", "rank", "efficiency"])
-def test_figures_are_drawn_of_what_is_there(name: str) -> None:
+def test_figures_are_drawn_from_finished_runs(name: str) -> None:
     made = plan(name)
     known = records(made)
     drawn = pictures(made, grid_table(made, known), known)
@@ -384,11 +384,11 @@ def test_of_a_heat_map_the_best_and_the_worst_run_of_each_panel_are_shown_in_det
             for planned in made.planned_cells
             if planned.cell.headings()[0][0] == group
         ]
-        assert [accuracy for of, accuracy in shown if of == group] == [max(every), min(every)]
+        assert [accuracy for shown_group, accuracy in shown if shown_group == group] == [max(every), min(every)]
     assert len(detailed(made, {made.configs[0].key(): known[made.configs[0].key()]})) == 1
 
 
-def test_no_two_points_look_alike() -> None:
+def test_points_of_the_scatter_chart_are_distinguishable() -> None:
     made = plan("efficiency")
     known = records(made)
     figure = pictures(made, grid_table(made, known), known)[0].draw()
@@ -405,7 +405,7 @@ def test_no_two_points_look_alike() -> None:
         ("ablation", {"table3.md", "table3.tex", "table3.csv", "table3.html"}),
     ],
 )
-def test_what_needs_no_run_is_written(name: str, files: set[str], tmp_path: Path) -> None:
+def test_files_are_written_without_runs(name: str, files: set[str], tmp_path: Path) -> None:
     _, written = write_experiment(plan(name), {}, tmp_path)
     assert {path.name for path in written} == files == {path.name for path in tmp_path.iterdir()}
     page = next(path for path in written if path.suffix == ".html").read_text("utf-8")
@@ -435,7 +435,7 @@ def test_the_command_lists_everything() -> None:
     assert not any("…" in line for line in narrow)
 
 
-def test_a_dry_run_tells_its_lines_apart(tmp_path: Path) -> None:
+def test_lines_of_a_dry_run_are_unique(tmp_path: Path) -> None:
     for name in ("ablation", "sensitivity"):
         lines = call(name, "--data", "cifar100", "--dry-run", "--out", str(tmp_path)).stdout.splitlines()
         cells = [line for line in lines if "CIFAR100" in line]
@@ -458,7 +458,7 @@ def test_a_dry_run_of_everything(experiment: Experiment, monkeypatch: pytest.Mon
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_place_to_run_is_refused(tmp_path: Path) -> None:
+def test_unknown_executor_is_an_error(tmp_path: Path) -> None:
     failed = call("ablation", "--on", "moon", "--out", str(tmp_path))
     assert isinstance(failed.exception, OneaError)
     assert "choose local, ray" in str(failed.exception)

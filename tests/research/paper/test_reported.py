@@ -119,7 +119,7 @@ def floats(line: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_every_number_is_the_papers(name: str) -> None:
+def test_reported_numbers_equal_those_of_the_paper(name: str) -> None:
     table = reported_tables()[name]
     assert list(table.rows) == ROWS[name]
     assert len(table.columns) == len(TYPED[name])

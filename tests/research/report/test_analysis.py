@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What merges leave about every singular direction, and the pictures made of it."""
+"""The analysis of merges by singular direction, and its figures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_update_norms_are_mask_times_gate_times_share_times_projection(gating: b
     assert update_norms(fusion)[0, -1] < 1e-9
 
 
-def test_an_unchanged_basis_overlaps_with_itself_alone() -> None:
+def test_unchanged_basis_overlaps_only_with_itself() -> None:
     base = side(0)["blocks.0.up.weight"].double()[None]
     same = basis_overlap(fuse(base, base, 0.5, Gate()))[0]
     assert torch.allclose(same, torch.eye(6, dtype=torch.float64), atol=1e-6)
@@ -61,8 +61,8 @@ def test_an_unchanged_basis_overlaps_with_itself_alone() -> None:
         assert torch.allclose(summary, torch.eye(min(blocks, 6), dtype=torch.float64), atol=1e-6)
 
 
-def test_a_block_tells_how_much_of_its_span_lies_in_another() -> None:
-    swapped = torch.eye(4)[[1, 0, 3, 2]]  # a turn inside each block is none of the block
+def test_block_overlap_is_the_fraction_of_the_span_in_another_block() -> None:
+    swapped = torch.eye(4)[[1, 0, 3, 2]]  # a rotation within a block does not change the block
     assert torch.equal(block_overlap(swapped, 2), torch.eye(2))
     crossed = torch.eye(4)[[2, 1, 0, 3]]  # one of two directions changes its block
     assert block_overlap(crossed, 2) == pytest.approx(np.full((2, 2), 0.5**0.5))
@@ -84,7 +84,7 @@ def test_descriptions_are_by_kind_and_layer_and_leave_out_vectors() -> None:
         assert square(entry["overlap"]) == pytest.approx(basis_overlap(fusion).mean(0).numpy(), abs=6e-4)
 
 
-def test_matrices_of_one_shape_are_told_apart() -> None:
+def test_matrices_of_equal_shape_are_distinguished() -> None:
     found = analyse(OneAMerge().fusions(side(0, 2, 8, 8), side(1, 2, 8, 8), SIZES))
     assert [len(found[kind]["layers"]) for kind in ("down", "up")] == [2, 2]
     assert found["down"]["overlap"] != found["up"]["overlap"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting seeds together, and comparing two configurations over them."""
+"""Aggregation over seeds, and the comparison of two configurations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runs(method: str = "one-a", seeds: tuple[int, ...] = SEEDS, **extra: Any) ->
     return [record(method, seed=seed, **extra) for seed in seeds]
 
 
-# ---- seeds put together ---------------------------------------------------------------------------------------------
+# ---- aggregation ----- ---------------------------------------------------------------------------------------------
 
 
 def test_records_are_grouped_by_configuration_without_the_seed() -> None:
@@ -56,7 +56,7 @@ def test_curves_have_the_deviation_of_every_step() -> None:
     assert all(value.std is None for value in curve(settings(runs(seeds=(1,)))[0].groups[0]))
 
 
-def test_what_a_long_tail_makes_of_the_preset_does_not_part_seeds() -> None:
+def test_preset_options_of_long_tailed_streams_do_not_separate_seeds() -> None:
     def tailed(seed: int, images: int, **asked: Any) -> Record:
         made = record(seed=seed)
         options = training_defaults(DatasetSize(images, sum(NINE), len(NINE)), asked.get("epochs")) | asked
@@ -80,7 +80,7 @@ def test_what_a_long_tail_makes_of_the_preset_does_not_part_seeds() -> None:
     ]
 
 
-def test_other_options_make_another_configuration_that_says_how_it_differs() -> None:
+def test_names_of_configurations_contain_the_options_that_differ() -> None:
     sharp = runs(options={"rank": 64, "kappa": 20.0})
     soft = runs(options={"rank": 64, "kappa": 2.0})
     (setting,) = settings([*sharp, *soft])
@@ -95,14 +95,14 @@ def test_other_data_streams_and_networks_are_other_settings() -> None:
     assert len({setting.name for setting in found}) == 3
 
 
-def test_a_seed_that_was_not_run_is_a_gap_and_an_unfinished_run_does_not_count() -> None:
+def test_missing_and_unfinished_runs_are_gaps() -> None:
     records = [*runs(), *runs("simplecil", seeds=(1, 2)), record("simplecil", seed=3, done=4)]
     table = grid_table(settings(records)[0])
     assert (table.values["one-a", 0].seeds, table.values["one-a", 0].wanted) == (5, 5)
     assert (table.values["simplecil", 0].seeds, table.values["simplecil", 0].wanted) == (2, 5)
 
 
-def test_the_same_run_found_twice_counts_once_and_the_further_one_counts() -> None:
+def test_of_two_records_of_a_run_the_one_with_more_tasks_is_used() -> None:
     (setting,) = settings([record(done=3), record(), record()])
     assert [made["status"] for made in setting.groups[0].records] == ["finished"]
 
@@ -123,7 +123,7 @@ def test_differences_are_paired_by_seed_with_the_interval_of_student_s_t() -> No
     assert found.notes == ()
 
 
-def test_one_seed_has_no_interval_and_says_so() -> None:
+def test_one_seed_has_a_note_instead_of_an_interval() -> None:
     found = compare(runs("a", seeds=(1,)), runs("b", seeds=(1, 2)))
     assert all(row.interval is None for row in found.rows)
     assert "One common seed (1)" in found.notes[0]
@@ -139,7 +139,7 @@ def test_one_seed_has_no_interval_and_says_so() -> None:
         ({"total": [9] * 50}, "the test images"),
     ],
 )
-def test_other_data_or_streams_are_refused(change: dict[str, Any], words: str) -> None:
+def test_different_data_or_streams_are_errors(change: dict[str, Any], words: str) -> None:
     other = record("b", **({} if change == {"stream": None} else change))
     if change == {"stream": None}:
         other["stream"] = other["stream"] | {"class_order": other["stream"]["class_order"][::-1]}
@@ -147,7 +147,7 @@ def test_other_data_or_streams_are_refused(change: dict[str, Any], words: str) -
         compare([record("a")], [other])
 
 
-def test_no_common_seed_and_several_configurations_are_refused() -> None:
+def test_no_common_seed_and_several_configurations_are_errors() -> None:
     with pytest.raises(OneaError, match="share no finished seed"):
         compare(runs(seeds=(1,)), runs(seeds=(2,)))
     with pytest.raises(OneaError, match="first side holds 2 configurations"):
@@ -198,7 +198,7 @@ def test_compare_prints_differences_of_folders_and_patterns(tmp_path: Path) -> N
     assert "one seed" in single.output
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_records_are_errors(tmp_path: Path) -> None:
     with pytest.raises(OneaError, match="does not exist"):
         load_records(tmp_path / "nothing")
     with pytest.raises(OneaError, match=r"no record\.json in or below"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of runs that scored several classifiers: each becomes a row, and impossible counts are refused."""
+"""Records of runs with several classifiers: each becomes a row, and impossible counts are errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compared():
     return found | {"classifiers": {"slda": record("one-a", share=0.9, seed=2)["correct"]}}
 
 
-def test_every_classifier_becomes_a_record_of_its_own(compared):
+def test_every_classifier_becomes_a_separate_record(compared):
     first, second = with_titles(split_by_classifier(compared))
     assert (first["title"], second["title"]) == ("One-A", "One-A, slda")
     assert second["metrics"]["A_T"] > first["metrics"]["A_T"]
@@ -31,7 +31,7 @@ def test_every_classifier_becomes_a_record_of_its_own(compared):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         lambda counts: counts["slda"].pop(),
         lambda counts: counts["slda"][0].pop(),
@@ -42,9 +42,9 @@ def test_every_classifier_becomes_a_record_of_its_own(compared):
         lambda counts: counts.__setitem__("slda", {}),
     ],
 )
-def test_impossible_counts_are_refused(compared, spoil):
+def test_impossible_counts_make_a_record_invalid(compared, damage):
     assert is_reportable(compared)
-    spoil(compared["classifiers"])
+    damage(compared["classifiers"])
     assert not is_reportable(compared)
 
 
@@ -56,20 +56,22 @@ def test_records_without_options_are_shown(compared, options):
     assert len(with_titles(split_by_classifier(found))) == 2
 
 
-def test_options_that_are_none_are_refused(compared):
+def test_options_of_another_type_make_a_record_invalid(compared):
     compared["config"]["options"] = []
     assert not is_reportable(compared)
 
 
-def test_options_of_methods_that_are_not_installed_stay_as_they_are():
+def test_options_of_methods_that_are_not_installed_are_unchanged():
     (found,) = with_default_options([record("somebody-elses") | {"options": {"own": 1}}])
     assert found["options"] == {"own": 1}
 
 
-def test_a_row_of_another_classifier_says_how_its_run_differs(compared):
+def test_rows_of_classifiers_contain_the_options_that_differ(compared):
     usual = compared | {"options": {"min_share": 0.25}}
     other = compared | {"options": {"min_share": 1.0}, "classifiers": {"ranpac": compared["correct"]}}
-    records = with_titles(with_default_options([each for run in (usual, other) for each in split_by_classifier(run)]))
+    records = with_titles(
+        with_default_options([record for run in (usual, other) for record in split_by_classifier(run)])
+    )
     assert {group.name for setting in settings(records) for group in setting.groups} == {
         "One-A (min_share 0.25)",
         "One-A (min_share 1)",
@@ -81,30 +83,30 @@ def test_a_row_of_another_classifier_says_how_its_run_differs(compared):
 def test_rows_are_in_order_of_their_mean_over_seeds():
     lucky = [record("simplecil", seed=1, share=0.9), record("simplecil", seed=2, share=0.3)]
     steady = [record("mos", seed=seed, share=0.8) for seed in (1, 2)]
-    assert [each["config"]["method"] for each in best_first([*lucky, *steady])] == ["mos"] * 2 + ["simplecil"] * 2
+    assert [made["config"]["method"] for made in best_first([*lucky, *steady])] == ["mos"] * 2 + ["simplecil"] * 2
 
 
-def test_streams_of_given_sizes_say_them():
+def test_names_of_streams_with_given_sizes_contain_them():
     plain, given = record(sizes=(1, 2, 3), names=()), record(sizes=(1, 2, 3), names=())
     given["config"] |= {"sizes": "1,2,3", "order": "given"}
     assert "3 tasks of 1 to 3 classes" in setting_names([plain])[0]
     assert "3 tasks of 1, 2, 3 classes" in setting_names([given])[0]
 
 
-def test_two_records_without_options_meet_in_one_row():
+def test_records_without_options_are_grouped():
     records = with_default_options([record("somebody-elses", seed=seed) | {"options": None} for seed in (1, 2)])
     ((group,),) = (setting.groups for setting in settings(records))
     assert len(group.records) == 2
 
 
-def test_a_pattern_means_the_runs_and_not_what_lies_beside_them(tmp_path):
+def test_patterns_match_runs_rather_than_other_files(tmp_path):
     for seed in (1, 2):
         write_record(tmp_path / f"run-{seed}", record(seed=seed))
         (tmp_path / f"run-{seed}" / "failure.json").write_text("{}")
     (tmp_path / "report.html").write_text("a report of both")
     for pattern in ("*", "r*", "run-*/*"):
-        assert [each["config"]["seed"] for each in load_records(tmp_path / pattern)] == [1, 2]
+        assert [made["config"]["seed"] for made in load_records(tmp_path / pattern)] == [1, 2]
     (tmp_path / "run-1" / "record.json").rename(tmp_path / "first.json")
-    assert [each["config"]["seed"] for each in load_records(tmp_path / "first.*")] == [1]
+    assert [made["config"]["seed"] for made in load_records(tmp_path / "first.*")] == [1]
     with pytest.raises(OneaError, match="damaged"):
         load_records(tmp_path / "report.*")

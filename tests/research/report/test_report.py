@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures, tables and the page: made from records alone, for one task or forty, finished or not."""
+"""Figures, tables and the page of records with one to forty tasks, finished or not."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, spread
 from onea.research.report.heat_maps import accuracy_matrix
 from onea.research.report.records import labels
-from onea.research.report.run_page import provenance as how_made
-from onea.research.report.run_page import run_page as page
+from onea.research.report.run_page import provenance, run_page
 from onea.research.streams import make_stream
 
 
@@ -59,7 +58,7 @@ def test_the_first_record_is_emphasised() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_names_beside_the_lines_keep_apart(count: int) -> None:
+def test_names_at_the_ends_of_lines_do_not_overlap(count: int) -> None:
     figure = accuracy_curves([record(f"method-{i}", share=0.8) for i in range(count)])
     figure.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: box.y0)
@@ -69,7 +68,7 @@ def test_names_beside_the_lines_keep_apart(count: int) -> None:
 
 @pytest.mark.parametrize("width", [4.2, 8.6])
 @pytest.mark.parametrize("sizes", [(5,), (3, 1), NINE, make_stream(classes=200, tasks=40).sizes])
-def test_tick_labels_keep_apart(width: float, sizes: tuple[int, ...]) -> None:
+def test_tick_labels_do_not_overlap(width: float, sizes: tuple[int, ...]) -> None:
     figure = accuracy_curves([record(sizes=sizes, names=NAMES if sizes == NINE else ())], width)
     figure.draw_without_rendering()
     ticks = [tick for tick in figure.axes[1].get_xticklabels() if tick.get_text()]
@@ -87,7 +86,7 @@ def test_a_dollar_in_a_name_is_no_formula() -> None:
         assert any("x_{" in text.get_text() for text in figure.findobj(Text))
 
 
-def test_other_streams_and_nothing_are_refused() -> None:
+def test_different_streams_and_no_records_are_errors() -> None:
     with pytest.raises(OneaError, match="different task sizes"):
         accuracy_curves([record(), one()])
     with pytest.raises(OneaError, match="at least one"):
@@ -95,7 +94,7 @@ def test_other_streams_and_nothing_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("made", "numbers"), [(one(), 1), (record(), 45), (forty(), 0), (record(done=3), 6)])
-def test_the_matrix_writes_its_numbers_where_there_is_room(made: Record, numbers: int) -> None:
+def test_matrix_has_numbers_if_there_is_room(made: Record, numbers: int) -> None:
     figure = accuracy_matrix(made)
     figure.draw_without_rendering()
     axes = figure.axes[0]
@@ -127,7 +126,7 @@ def best(records: list[Record], title: str) -> list[bool]:
     return [(row.name, column) in marks for row in table.rows]
 
 
-def test_the_best_of_each_column_is_marked_whoever_it_is() -> None:
+def test_the_best_of_each_column_is_marked() -> None:
     records = three()
     for title, key, pick in (("A_T %", "A_T", max), ("mean A %", "mean_A", max), ("F", "F", min)):
         values = [r["metrics"][key] for r in records]
@@ -146,7 +145,7 @@ def test_a_running_record_is_shown_but_never_best() -> None:
     assert results_table(records).rows[2].note == "still running: 3 of 9 tasks"
 
 
-def test_training_that_another_run_did_is_said_and_earns_no_mark() -> None:
+def test_shared_training_has_a_note_and_no_mark() -> None:
     records = three()
     for task in records[2]["tasks"]:
         task["training_shared"] = True
@@ -154,10 +153,10 @@ def test_training_that_another_run_did_is_said_and_earns_no_mark() -> None:
     assert best(records, "training s") == [True, True, False]
     assert "9 of 9 adapters were trained by another run" in results_table(records).rows[2].note
     assert results_table(records).rows[0].note == ""
-    assert "0.9 (9 of 9 adapters were trained by another run here" in str(how_made(records))
+    assert "0.9 (9 of 9 adapters were trained by another run here" in str(provenance(records))
 
 
-def test_one_task_forgets_nothing() -> None:
+def test_one_task_has_no_forgetting() -> None:
     assert None in [value.mean for value in results_table([one()]).values.values()]
 
 
@@ -169,7 +168,7 @@ def test_markdown() -> None:
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:6]} == {len(headline_metrics()) + 2}
 
 
-def test_labels_tell_equal_methods_apart() -> None:
+def test_labels_of_equal_methods_are_unique() -> None:
     made = [record(), record(seed=2), record(seed=2), record("x", title="Running mean")]
     assert labels(made) == ["one-a (seed 1)", "one-a (seed 2)", "one-a (seed 2) #2", "Running mean"]
 
@@ -180,22 +179,22 @@ def test_labels_tell_equal_methods_apart() -> None:
 @pytest.mark.parametrize(
     "records", [three(), [one()], [forty(), forty(done=7)], [record(done=1)]], ids=["nine", "one", "forty", "partial"]
 )
-def test_the_page_stands_on_its_own(records: list[Record]) -> None:
-    read = Reader(page(records, "A page"))
+def test_page_is_self_contained(records: list[Record]) -> None:
+    read = Reader(run_page(records, "A page"))
     assert read.having("html") == [{"lang": "en"}]
     assert not read.having("script")
     assert not read.having("link")
     assert all(str(image["src"]).startswith("data:image/") for image in read.having("img"))
     assert all(str(source["srcset"]).startswith("data:image/") for source in read.having("source"))
-    assert not read.having("a"), "no record here names a paper"
+    assert not read.having("a"), "no record has a link to a paper"
     assert "A page" in read.text
     for made in records:
         assert f"{made['metrics']['A_T']:.2f}" in read.text
 
 
-def test_tables_and_figures_can_be_heard() -> None:
+def test_tables_and_figures_are_accessible() -> None:
     records = three()
-    read = Reader(page(records, "A page"))
+    read = Reader(run_page(records, "A page"))
     assert len(read.having("table")) == len(read.having("caption")) >= 4
     assert all(head.get("scope") in ("col", "row", "rowgroup") for head in read.having("th"))
     curves, matrix = (str(image["alt"]) for image in read.having("img"))
@@ -206,7 +205,7 @@ def test_tables_and_figures_can_be_heard() -> None:
 
 def test_only_papers_are_linked() -> None:
     made = [record(paper="https://arxiv.org/abs/1"), record("bad", paper="javascript:alert(1)")]
-    assert [link["href"] for link in Reader(page(made, "A page")).having("a")] == ["https://arxiv.org/abs/1"]
+    assert [link["href"] for link in Reader(run_page(made, "A page")).having("a")] == ["https://arxiv.org/abs/1"]
 
 
 def test_everything_is_escaped() -> None:
@@ -218,35 +217,35 @@ def test_everything_is_escaped() -> None:
     made["options"][evil] = {evil: evil}
     made["environment"]["processor"] = evil
     made["tasks"][1]["merge"] = {"base": evil, "align_share": 0.5, "gate_min": 0.1, "gate_max": 0.9}
-    text = page([made, record("plain", sizes=(2, 3), names=(evil, "b"))], evil)
+    text = run_page([made, record("plain", sizes=(2, 3), names=(evil, "b"))], evil)
     read = Reader(text)
     assert not read.having("script")
     assert "<script" not in text
     assert read.text.count(evil) > 8
 
 
-def test_merges_are_shown_where_a_record_has_them() -> None:
+def test_merges_of_a_record_are_shown() -> None:
     made = record()
     for index, task in enumerate(made["tasks"]):
         base = "new" if index == 1 else "accumulated"
         task["merge"] = {"base": base, "align_share": 0.267, "gate_min": 0.123, "gate_max": 0.646} if index else {}
-    text = Reader(page([made], "A page")).text
+    text = Reader(run_page([made], "A page")).text
     assert "Merges of one-a" in text
     assert "taken whole" in text
     assert "the new adapter" in text
     assert "0.123 – 0.646" in text
-    assert "Merges of" not in Reader(page(three(), "A page")).text
+    assert "Merges of" not in Reader(run_page(three(), "A page")).text
 
 
-def test_how_it_was_made_is_told() -> None:
-    text = Reader(page(three(), "A page")).text
-    for told in ("toy", "ffffffffffff", "tiny", "abababababab", "chip", "fp32", "2026-01-01", "600 for training"):
-        assert told in text
+def test_provenance_is_shown() -> None:
+    text = Reader(run_page(three(), "A page")).text
+    for expected in ("toy", "ffffffffffff", "tiny", "abababababab", "chip", "fp32", "2026-01-01", "600 for training"):
+        assert expected in text
     assert "f" * 13 not in text
 
 
 def test_the_same_records_give_the_same_page() -> None:
-    assert page([one()], "A page") == page([one()], "A page")
+    assert run_page([one()], "A page") == run_page([one()], "A page")
 
 
 def test_a_fresh_demo_deletes_its_own_runs_and_nothing_else(tmp_path: Path) -> None:
@@ -266,7 +265,7 @@ def test_a_fresh_demo_deletes_its_own_runs_and_nothing_else(tmp_path: Path) -> N
     assert sorted(tmp_path.rglob("*")) == sorted({*before, ours / "lock"} - gone)  # a lock stays, see onea.locks
 
 
-def test_a_file_in_the_way_of_the_demo_is_one_sentence(tmp_path: Path) -> None:
+def test_file_at_the_path_of_the_demo_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(OneaError, match="--out"):
         _prepare_folder(tmp_path / "taken", fresh=False)

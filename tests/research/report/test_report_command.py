@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea report``: files about any set of records, and the page that stands on its own."""
+"""``onea report``: the files of any set of records, and the self-contained page."""
 
 from __future__ import annotations
 
@@ -60,8 +60,14 @@ def test_real_runs_become_files(tiny_run: Record, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
     page = Reader((tmp_path / "out/report.html").read_text("utf-8"))
     assert "My runs" in page.text
-    for told in ("One-A", "SimpleCIL", "4 runs with 2 seeds (1, 2) in 1 setting", "Spectra and gates", "Accuracy and"):
-        assert told in page.text
+    for expected in (
+        "One-A",
+        "SimpleCIL",
+        "4 runs with 2 seeds (1, 2) in 1 setting",
+        "Spectra and gates",
+        "Accuracy and",
+    ):
+        assert expected in page.text
     lines = list(csv.DictReader((tmp_path / "out/table.csv").open()))
     means = {line["row"]: float(line["mean"]) for line in lines if line["column"] == "A_T %"}
     found = [
@@ -83,12 +89,12 @@ def test_other_streams_get_their_own_table_and_curves(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text("utf-8").count('<h2 class="part">') == 2
 
 
-def test_titles_come_from_the_methods_that_are_known() -> None:
+def test_titles_come_from_installed_methods() -> None:
     records = [record(), record("somebody-elses"), record(title="Mine")]
     assert [made["title"] for made in with_titles(records)] == ["One-A", "somebody-elses", "Mine"]
 
 
-def test_a_folder_without_records_is_one_sentence(tmp_path: Path) -> None:
+def test_folder_without_records_is_an_error(tmp_path: Path) -> None:
     failed = call(str(tmp_path))
     assert isinstance(failed.exception, OneaError)
     assert "no record.json" in str(failed.exception)
@@ -129,7 +135,7 @@ def test_every_method_has_its_matrix() -> None:
         assert axes.images[0].get_array()[0, -1] == pytest.approx(made["metrics"]["matrix"][0][-1])
 
 
-def test_the_page_stands_on_its_own_and_can_be_heard() -> None:
+def test_page_is_self_contained_and_accessible() -> None:
     records = [*two_methods(), analysed()]
     read = Reader(experiment_page("A page", records))
     assert not read.having("script")
@@ -142,7 +148,7 @@ def test_the_page_stands_on_its_own_and_can_be_heard() -> None:
         assert heading in read.text
 
 
-def test_notes_come_first_and_given_tables_replace_ours() -> None:
+def test_notes_come_first_and_given_tables_replace_the_default() -> None:
     table = Table.from_values(
         "Reported", ("x",), (TableColumn("A_T", "g"),), {("x", 0): Value(wanted=5, reported="88.2")}
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of streams and the command that makes them: files are whole, labels keep apart, mistakes are sentences."""
+"""Figures of streams and their command: complete files, labels that do not overlap, error messages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_comparison_shows_both_kinds_of_imbalance() -> None:
     assert [text.get_text() for text in flat.texts] == ["500", "500"]
 
 
-def test_a_long_tailed_or_even_stream_is_not_called_otherwise() -> None:
+def test_titles_name_the_kind_of_imbalance() -> None:
     tail = comparison_figure(make_stream(classes=20, tasks=4, long_tail=0.1, n_max=100), n_max=100)
     assert [text.get_text() for text in tail.axes[3].texts] == ["100", "10"]
     assert tail.axes[3].get_title("left") == "Step-imbalanced: uneven classes"
@@ -105,7 +105,7 @@ def test_no_two_numbers_overlap(draw, tasks: int) -> None:
                 assert not left.overlaps(right), f"{tasks} tasks: {left} {right}"
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     path.write_bytes(b"old")
 
@@ -119,7 +119,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_callers_settings_come_back() -> None:
+def test_settings_of_the_caller_are_restored() -> None:
     import matplotlib
 
     before = matplotlib.rcParams["axes.titlesize"]
@@ -165,13 +165,13 @@ def test_options(options: list[str], first: str) -> None:
         (["--order", "random"], "no order 'random'"),
     ],
 )
-def test_mistakes_reach_main_as_sentences(options: list[str], says: str) -> None:
+def test_invalid_options_are_errors(options: list[str], says: str) -> None:
     result = command(*options)
     assert isinstance(result.exception, OneaError)
     assert says in str(result.exception)
 
 
-def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
+def test_file_at_the_path_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     result = command("--out", str(tmp_path / "taken"))
     assert isinstance(result.exception, OneaError)
@@ -187,7 +187,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_on_a_phone_panels_stand_one_above_the_other() -> None:
+def test_panels_are_above_each_other_on_a_phone() -> None:
     for draw, panels in ((generation_figure, 2), (comparison_figure, 4)):
         figure = draw(_stream(10), width=4.2)
         figure.draw_without_rendering()

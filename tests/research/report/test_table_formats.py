@@ -147,13 +147,13 @@ def printed(shown: TerminalTable, colour: bool = False) -> str:
     return console.export_text(styles=colour)
 
 
-def test_a_terminal_shows_marks_gaps_and_the_papers_numbers_and_obeys_nothing() -> None:
+def test_terminal_shows_marks_gaps_and_the_papers_numbers_and_escapes() -> None:
     evil = "[red]\x1b[2J"
     values = {(evil, 0): full(90.0, "88.2"), (evil, 1): Value(wanted=5), ("c", 0): full(80.0)}
     shown = table(values, (evil, "c"))
     text = printed(tables.terminal(shown))
-    for told in ("A title", "CIFAR & co", "90.00 ± 0.50", "paper 88.2", "not run", "–", "[red]\\u001b[2J"):
-        assert told in text
+    for expected in ("A title", "CIFAR & co", "90.00 ± 0.50", "paper 88.2", "not run", "–", "[red]\\u001b[2J"):
+        assert expected in text
     assert "\x1b[1;32m90.00 ± 0.50" in printed(tables.terminal(shown), colour=True)
 
 
@@ -169,7 +169,7 @@ def test_without_colour_a_star_marks_the_best_is_explained_and_shifts_no_number(
         assert "*" not in printed(plain)
 
 
-def test_words_stand_on_the_left_and_a_single_cell_holds_for_all_columns() -> None:
+def test_words_are_left_aligned_and_a_single_cell_spans_all_columns() -> None:
     columns = (TableColumn("one", align="left"), TableColumn("two", align="left"))
     words = Table("T", columns, (Row("same", ("x & y",), "G"), Row("other", ("a", "b"), "G", "a note")), corner="what")
     assert tables.markdown(words).splitlines()[2:] == [
