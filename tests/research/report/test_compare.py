@@ -34,7 +34,7 @@ def runs(method: str = "one-a", seeds: tuple[int, ...] = SEEDS, **extra: Any) ->
     return [record(method, seed=seed, **extra) for seed in seeds]
 
 
-# ---- aggregation ----- ---------------------------------------------------------------------------------------------
+# ---- aggregation --------------------------------------------------------------------------------------------------
 
 
 def test_records_are_grouped_by_configuration_without_the_seed() -> None:
