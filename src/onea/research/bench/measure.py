@@ -111,17 +111,11 @@ def _synthetic_images(classes: int, per_class: int, preprocess: Preprocess, runt
 def bench_backbone(name: str) -> FrozenViT:
     """An embedded backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
 
-    ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, needs no download.
+    ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, has random weights with a fixed seed.
     """
-    if name.startswith(_RANDOM):
-        return random_backbone(name.removeprefix(_RANDOM))
-    if name in EMBEDDED or name.endswith(".safetensors") or "." in name:
+    architecture = name.removeprefix(_RANDOM)
+    if architecture == name and (name in EMBEDDED or "." in name):
         return load_backbone(name)
-    return random_backbone(name)
-
-
-def random_backbone(architecture: str) -> FrozenViT:
-    """A network of timm with fixed random weights."""
     import timm
 
     names = timm.list_models()

@@ -16,35 +16,9 @@ from statistics import median
 import torch
 
 from onea.errors import OneaError
-from onea.research.bench.baselines import (
-    PlainImages,
-    TimmBaseline,
-    check_checkout,
-    loader,
-    official_rows,
-    plain_epoch,
-    plain_evaluation,
-    plain_inference,
-    plain_network,
-    plain_transform,
-)
+from onea.research.bench import baselines, measure
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.measure import (
-    Measurements,
-    Workload,
-    bench_backbone,
-    inference_flops,
-    inference_rows,
-    make_workload,
-    measured_peak,
-    nominal_peak,
-    peak_memory_rows,
-    preprocess_of,
-    reset_peak_memory,
-    single_task_workload,
-    synthetic_pixels,
-    training_flops,
-)
+from onea.research.bench.measure import Workload
 from onea.research.bench.results import (
     FAST,
     OFFICIAL,
@@ -86,19 +60,20 @@ def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> Bench
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
     checkout = Path(config.official).expanduser() if config.official else None
     if checkout:
-        check_checkout(checkout)  # before minutes of measurements
-    vit = bench_backbone(config.backbone)
+        baselines.check_checkout(checkout)  # before minutes of measurements
+    vit = measure.bench_backbone(config.backbone)
     rows: list[Row] = []
     on_status(f"{PLAIN}: training and inference")
     rows += _plain_rows(config, vit, same)
     if checkout:
         _free_memory()
         on_status(f"{OFFICIAL}: training and inference")
-        rows += official_rows(checkout, config, vit, same.device)
+        rows += baselines.official_rows(checkout, config, vit, same.device)
     compiled = config.compiles(fast)
     for name, runtime in ((SAME, same), (FAST, fast)):
-        rows += _column_rows(
-            config, name, single_task_workload(config, vit, runtime, compiled=compiled and name == FAST), on_status
+        compiles = compiled and name == FAST
+        rows += _column_rows(  # without a reference to the workload, whose memory is freed
+            config, name, measure.single_task_workload(config, vit, runtime, compiled=compiles), on_status
         )
         _free_memory()
     on_status("peak of the chip")
@@ -113,31 +88,35 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
     """The plain loop, on as many images as onea."""
     device, seconds = runtime.device, config.seconds
     labels = torch.arange(CLASSES).repeat_interleave(config.images_per_class(device))
-    pixels, preprocess = synthetic_pixels(len(labels), vit.size), preprocess_of(vit)
+    pixels, preprocess = measure.synthetic_pixels(len(labels), vit.size), measure.preprocess_of(vit)
     workers = config.workers or min(_MAX_WORKERS, os.cpu_count() or 1)
-    network = plain_network(vit.vit, config.rank).to(device)
-    reset_peak_memory(device)
-    images = PlainImages(pixels, labels, plain_transform(preprocess, training=True))
-    epoch = plain_epoch(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device)
+    network = baselines.plain_network(vit.vit, config.rank).to(device)
+    measure.reset_peak_memory(device)
+    images = baselines.PlainImages(pixels, labels, baselines.plain_transform(preprocess, training=True))
+    epoch = baselines.plain_epoch(
+        network, baselines.loader(images, config.batch, workers, shuffle=True), CLASSES, device
+    )
     timing = time_repeatedly(epoch, device, seconds, warm_up=1, min_repeats=3)
     yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
-    yield from peak_memory_rows(PLAIN, config.batch, device)
-    transform = plain_transform(preprocess, training=False)
+    yield from measure.peak_memory_rows(PLAIN, config.batch, device)
+    transform = baselines.plain_transform(preprocess, training=False)
     for batch in config.batches:
         # At least one batch for each of two workers, and on a GPU as many images as in training.
         num_images = max(min(len(pixels), max(_MIN_IMAGES, _LOADER_STEPS * batch)), 2 * batch)
-        images = PlainImages(
-            synthetic_pixels(num_images, vit.size), torch.zeros(num_images, dtype=torch.long), transform
+        images = baselines.PlainImages(
+            measure.synthetic_pixels(num_images, vit.size), torch.zeros(num_images, dtype=torch.long), transform
         )
-        latency = time_repeatedly(plain_inference(network, images, batch, device), device, seconds)
+        latency = time_repeatedly(baselines.plain_inference(network, images, batch, device), device, seconds)
         yield duration("inference", f"batch {batch}", PLAIN, latency)
-        evaluation = plain_evaluation(network, loader(images, batch, workers, shuffle=False), device)
+        evaluation = baselines.plain_evaluation(
+            network, baselines.loader(images, batch, workers, shuffle=False), device
+        )
         timing = time_repeatedly(evaluation, device, seconds, warm_up=1, min_repeats=3)
         yield rate("inference", f"batch {batch}", PLAIN, num_images, timing)
 
 
 def _column_rows(config: BenchConfig, name: str, workload: Workload, on_status: OnStatus) -> Iterator[Row]:
-    column = Measurements(name, workload, config.seconds)
+    column = measure.Measurements(name, workload, config.seconds)
     on_status(f"{name}: warming up")
     workload.method.learn(workload.prepared.task(0))
     on_status(f"{name}: training")
@@ -148,16 +127,15 @@ def _column_rows(config: BenchConfig, name: str, workload: Workload, on_status: 
     yield from column.merge()
     if name == SAME:
         # FLOPs can be counted only in this column, which is not compiled.
-        yield Row("operations", "training", name, training_flops(workload.method) / 1e9, "GFLOP/image")
-        yield Row("operations", "inference", name, inference_flops(workload.method) / 1e9, "GFLOP/image")
+        yield Row("operations", "training", name, measure.training_flops(workload.method) / 1e9, "GFLOP/image")
+        yield Row("operations", "inference", name, measure.inference_flops(workload.method) / 1e9, "GFLOP/image")
     # timm, eager and compiled; in a quick benchmark only as the column itself.
-    baselines = [
-        TimmBaseline(workload, compiled) for compiled in ([workload.compiled] if config.quick else [False, True])
-    ]
+    compiled = [workload.compiled] if config.quick else [False, True]
+    timm_baselines = [baselines.TimmBaseline(workload, is_compiled) for is_compiled in compiled]
     for batch in config.batches:
         on_status(f"{name} and timm: inference at batch {batch}")
-        functions = {name: column.inference(batch)} | {timm.name: timm.inference(batch) for timm in baselines}
-        yield from inference_rows(functions, batch, workload.runtime.device, config.seconds)
+        functions = {name: column.inference(batch)} | {timm.name: timm.inference(batch) for timm in timm_baselines}
+        yield from measure.inference_rows(functions, batch, workload.runtime.device, config.seconds)
 
 
 def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runtime]) -> Iterator[Row]:
@@ -166,22 +144,21 @@ def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runti
     settings = {"training": f"batch {config.batch}", "inference": f"batch {config.batches[-1]}"}
     for name, runtime in runtimes.items():
         peaks = {
-            "data sheet": nominal_peak(chip_name(environment(runtime.device)), runtime.precision),
-            "measured": measured_peak(runtime.device, runtime.precision, config.seconds),
+            "data sheet": measure.nominal_peak(chip_name(environment(runtime.device)), runtime.precision),
+            "measured": measure.measured_peak(runtime.device, runtime.precision, config.seconds),
         }
         for source, peak in peaks.items():
             if peak is None:
                 continue
             yield Row("peak of the chip", f"{source}, {runtime.precision}", name, peak / 1e12, "TFLOP/s")
-            for measure, setting in settings.items():
-                speed = find_row(rows, measure, setting, name, "images/s")
+            for phase, setting in settings.items():
+                speed = find_row(rows, phase, setting, name, "images/s")
                 assert speed is not None
-                used = 100 * flops[measure] * speed.value / peak
-                yield Row("utilisation", f"{measure}, of {source} peak", name, used, "%")
+                used = 100 * flops[phase] * speed.value / peak
+                yield Row("utilisation", f"{phase}, of {source} peak", name, used, "%")
 
 
 def _free_memory() -> None:
-    """Free unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -206,13 +183,13 @@ def _growth_rows(config: BenchConfig) -> list[Row]:
     runtime = config.runtime(same_numerics=False)
     if runtime.device.type != "cuda":
         config = replace(config, batch=min(config.batch, _CPU_BATCH))
-    vit, compiled = bench_backbone(config.backbone), config.compiles(runtime)
+    vit, compiled = measure.bench_backbone(config.backbone), config.compiles(runtime)
     # Full batches from the first task on, so that a later increase of the peak memory is growth.
     per_class = -(-config.batch // _CLASSES_PER_TASK)
     sizes = (_CLASSES_PER_TASK,) * config.tasks
-    many_tasks = make_workload(config, vit, runtime, sizes, per_class, 1, compiled=compiled)
+    many_tasks = measure.make_workload(config, vit, runtime, sizes, per_class, 1, compiled=compiled)
     rows = _growth_of_learning(many_tasks)
-    one_task = make_workload(config, vit, runtime, (sum(sizes),), 2, 1, compiled=compiled)
+    one_task = measure.make_workload(config, vit, runtime, (sum(sizes),), 2, 1, compiled=compiled)
     _learn(one_task, 0)
     return rows + _growth_of_inference({1: one_task, config.tasks: many_tasks}, config.seconds)
 
