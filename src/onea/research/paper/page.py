@@ -224,13 +224,13 @@ def _renamed(plan: ExperimentPlan) -> list[str]:
     """For each column with another heading than in the paper: the paper's column with the reported numbers."""
     if plan.experiment.name not in reported_tables():
         return []
-    pairs = {}
+    renamed = {}
     for planned in plan.planned_cells:
-        for ours, theirs in zip(planned.cell.headings(), planned.paper.headings(), strict=True):
-            if ours != theirs:
-                shown = slice(1) if ours[1] == theirs[1] else slice(2)  # group, and name if it differs
-                pairs[" ".join(ours[shown]).strip()] = " ".join(theirs[shown]).strip()
-    return [f"Reported numbers beside {ours} are the paper's for {theirs}." for ours, theirs in pairs.items()]
+        for heading, paper in zip(planned.cell.headings(), planned.paper.headings(), strict=True):
+            if heading != paper:
+                shown = slice(1) if heading[1] == paper[1] else slice(2)  # group, and name if it differs
+                renamed[" ".join(heading[shown]).strip()] = " ".join(paper[shown]).strip()
+    return [f"Reported numbers beside {name} are the paper's for {paper}." for name, paper in renamed.items()]
 
 
 # pictures

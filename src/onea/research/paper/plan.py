@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from onea.research.runs.config import RunConfig
     from onea.research.streams import Stream
 
-MOST_SEEDS = 1_000
-FEWEST_IMAGES = 2  # per class, at any scale
+MAX_SEEDS = 1_000
+MIN_IMAGES = 2  # per class, at any scale
 _CHANGES = {"panel": "Changes to the experiment"}  # of the help
 
 
@@ -232,22 +232,22 @@ def scaled_options(config: RunConfig, scale: float, counts: ImageCounts) -> dict
     return {name: value for name, value in values.items() if value != preset[name]}
 
 
-def split_sizes(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Task sizes with each task split evenly into tasks of at most ``most`` classes.
+def split_sizes(sizes: tuple[int, ...], max_size: int) -> tuple[int, ...]:
+    """Task sizes with each task split evenly into tasks of at most ``max_size`` classes.
 
     >>> split_sizes((14, 1, 3), 5)
     (5, 5, 4, 1, 3)
     """
     from onea.research.streams import balanced
 
-    return tuple(part for size in sizes for part in balanced(size, -(-size // most)))
+    return tuple(part for size in sizes for part in balanced(size, -(-size // max_size)))
 
 
 def _check(experiment: Experiment, changes: Changes) -> None:
     if not 0 < changes.scale <= 1:
         raise OneaError(f"scale is {changes.scale:g}; it must lie above 0 and be at most 1 (the paper's size).")
-    if changes.seeds is not None and not 1 <= changes.seeds <= MOST_SEEDS:
-        raise OneaError(f"seeds is {truncate(changes.seeds)}; ask for at least one and at most {MOST_SEEDS:,}.")
+    if changes.seeds is not None and not 1 <= changes.seeds <= MAX_SEEDS:
+        raise OneaError(f"seeds is {truncate(changes.seeds)}; ask for at least one and at most {MAX_SEEDS:,}.")
     if changes.tasks is not None and changes.tasks < 1:
         raise OneaError(f"tasks is {truncate(changes.tasks)}; ask for at least one.")
     if experiment.per_task and (changes.seeds or 1) > 1:
@@ -290,7 +290,7 @@ def _run(cell: Cell, seed: int, changes: Changes, counts: ImageCounts) -> RunCon
         stream = make_stream(classes=counts.classes, tasks=options["tasks"], gamma=options["gamma"], seed=seed)
         values |= {"stream": "sizes", "sizes": split_sizes(stream.sizes, cell.split), "tasks": None}
     if changes.scale != 1:
-        values["per_class"] = max(FEWEST_IMAGES, round(changes.scale * counts.per_class))
+        values["per_class"] = max(MIN_IMAGES, round(changes.scale * counts.per_class))
     config = make_config(values)
     return dataclasses.replace(config, options=scaled_options(config, changes.scale, counts))
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 WIDTH = 8.6  # inches, as all lengths here
 NARROW = 5.5  # below this width, for phones, a legend replaces the names at the ends of the lines
-MOST_END_NAMES = 10  # lines with names at their ends
-LONGEST_END_NAME = 38  # characters
+MAX_END_NAMES = 10  # lines with names at their ends
+MAX_END_NAME_LENGTH = 38  # characters
 MARKERS = "os^DvPX"
 FILLS = ("full", "none", "bottom")
 LINES = ("-", "--", ":")
-MOST_NAMES = 20  # tasks with names; more have numbers
+MAX_NAMED_TASKS = 20  # tasks with names; more have numbers
 LETTER = 0.075  # width of a letter in a tick label
-LONGEST_NAME = 14  # characters of a task's name
+MAX_NAME_LENGTH = 14  # characters of a task's name
 
 
 def accuracy_curves(
@@ -46,7 +46,7 @@ def accuracy_curves(
     sizes = _common_sizes(records)
     names = _line_names(records)
     with style.theme():
-        has_legend = width < NARROW or len(records) > MOST_END_NAMES or max(map(len, names)) > LONGEST_END_NAME
+        has_legend = width < NARROW or len(records) > MAX_END_NAMES or max(map(len, names)) > MAX_END_NAME_LENGTH
         columns, legend_height = legend_columns(names, width)
         figure = style.new_figure(width, 4.9 + legend_height if has_legend else 4.9)
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 1))
@@ -120,9 +120,9 @@ def _line(axes: Any, accuracies: Sequence[float], index: int) -> None:
         accuracies,
         color=_colour(index),
         marker=MARKERS[index % len(MARKERS)],
-        markersize=(6.5 if first else 5.5) if len(accuracies) <= MOST_NAMES else (4 if first else 3),
+        markersize=(6.5 if first else 5.5) if len(accuracies) <= MAX_NAMED_TASKS else (4 if first else 3),
         markeredgecolor="white",
-        markeredgewidth=0.8 if len(accuracies) <= MOST_NAMES else 0,
+        markeredgewidth=0.8 if len(accuracies) <= MAX_NAMED_TASKS else 0,
         linewidth=2.6 if first else 1.5,
         linestyle=LINES[index // len(style.PALETTE) % len(LINES)],  # colours repeat
         clip_on=False,
@@ -211,7 +211,7 @@ def name_tasks(axes: Any, record: Record, width: float) -> None:
     names = [short(name) for name in task_names(record)]
     seen = [round(n, 1) for n in accumulate(record["stream"]["sizes"])]
     tasks = range(1, len(names) + 1)
-    if len(names) > MOST_NAMES:
+    if len(names) > MAX_NAMED_TASKS:
         shown = style.round_numbers(len(names), max(3, int(width / 0.75)))
         axes.set_xticks(shown, [f"{t}\n{seen[t - 1]:g}" for t in shown])
         axes.set_xlabel("task (above) and classes seen after it (below)")
@@ -225,7 +225,7 @@ def name_tasks(axes: Any, record: Record, width: float) -> None:
 
 def short(name: str) -> str:
     """A task's name, shortened for an axis."""
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def banded_curves(setting: Setting, width: float = WIDTH) -> Figure:

@@ -20,7 +20,7 @@ from onea.research.report.html import Block, Details, Picture, Section, Text, do
 from onea.research.report.run_page import provenance
 from onea.text import plural
 
-MOST_MATRICES = 12  # of a setting, to limit the size of the page
+MAX_MATRICES = 12  # of a setting, to limit the size of the page
 LEGEND = Text(
     "Mean ± sample deviation over seeds. Marked blue: the best of a column; grey: the second best, both among complete "
     "cells and as printed. Hatched: not all seeds have been run."
@@ -125,7 +125,7 @@ def _stream(record: Record) -> Picture:
 
 
 def _matrices(records: Sequence[Record]) -> Picture:
-    shown = records[:MOST_MATRICES]
+    shown = records[:MAX_MATRICES]
     ends = [f"{r['title']}: {series([row[-1] for row in r['metrics']['matrix']])}" for r in shown]
     caption = (
         f"Seed {records[0]['config']['seed']}. A row is the accuracy on the test images of one task, among all "

@@ -14,14 +14,14 @@ from onea.presentation import style
 from onea.presentation.tables import Value
 from onea.research.record import Record
 from onea.research.report.aggregate import summarise
-from onea.research.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, panels, short, task_names
+from onea.research.report.curves import LETTER, MAX_NAMED_TASKS, NARROW, WIDTH, panels, short, task_names
 from onea.research.report.records import finished, labels, run_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_CELLS = 12  # tasks of a matrix with numbers in its cells
-LEAST_RANGE = 2.0  # percentage points: about twice the difference between runs of one configuration
+MAX_CELLS = 12  # tasks of a matrix with numbers in its cells
+MIN_RANGE = 2.0  # percentage points: about twice the difference between runs of one configuration
 TITLES = {"down": "down-projection", "up": "up-projection"}
 
 
@@ -55,13 +55,13 @@ def accuracy_matrix(record: Record, width: float = 7.4) -> Figure:
         figure = style.new_figure(width, min(1.6 + 0.42 * steps, 0.9 * width) if steps > 1 else 2.4)
         axes = figure.subplots()
         image = _heat_map(axes, matrix, 0, 100, aspect="auto")
-        if steps <= MOST_CELLS:
+        if steps <= MAX_CELLS:
             for y, row in enumerate(matrix):
                 for x, value in enumerate(row):
                     if value is not None:
                         _write_cell(axes, x, y, f"{value:.0f}", width, dark=value > 62)
         _matrix_axes(axes, record, steps, width)
-        if steps > MOST_CELLS:
+        if steps > MAX_CELLS:
             _colour_bar(figure, image, axes, fraction=0.05, aspect=30, format="%d %%")
     return figure
 
@@ -96,7 +96,7 @@ def _write_cell(axes: Any, x: int, y: int, text: str, width: float, *, dark: boo
 def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
     names = [short(name) for name in task_names(record)[:steps]]
     sizes = record["stream"]["sizes"]
-    if steps <= MOST_NAMES:
+    if steps <= MAX_NAMED_TASKS:
         rows = [f"{name}  +{n}" for name, n in zip(names, sizes, strict=False)]
         axes.set_yticks(range(steps), rows, parse_math=False)
         upright = max(map(len, names)) * LETTER * steps <= width - 2.4
@@ -109,7 +109,7 @@ def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
     axes.set_xlabel("after learning task")
     axes.set_ylabel("test images of task")
     axes.set_title(f"{labels([record])[0]}: accuracy of each task, %", parse_math=False)
-    if steps <= MOST_CELLS:
+    if steps <= MAX_CELLS:
         for set_ticks in (axes.set_xticks, axes.set_yticks):
             set_ticks([t + 0.5 for t in range(steps - 1)], minor=True)
         axes.grid(which="minor", color="white", linewidth=1.5)
@@ -281,7 +281,7 @@ def colour_range(cells: Sequence[Value]) -> tuple[float, float]:
     ((69.9, 71.9), (60.0, 80.0))
     """
     means = [cell.mean for cell in cells if cell.mean is not None]
-    noise = max([LEAST_RANGE, *(4 * cell.std for cell in cells if cell.std is not None)])
+    noise = max([MIN_RANGE, *(4 * cell.std for cell in cells if cell.std is not None)])
     low, high = min(means), max(means)
     margin = max(0.0, noise - (high - low)) / 2
     return round(low - margin, 9), round(high + margin, 9)

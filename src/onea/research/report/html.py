@@ -89,7 +89,7 @@ def remarks(texts: Sequence[str]) -> list[Block]:
 
 
 PHONE = 4.2  # width in inches of figures on phones
-MOST_IN_ALT = 12  # values in a text alternative; of more, only the ends and the minimum
+MAX_IN_ALT = 12  # values in a text alternative; of more, only the ends and the minimum
 
 
 def document(title: str, blocks: Sequence[Block]) -> str:
@@ -213,6 +213,6 @@ def two_lines(head: str) -> str:
 def series(values: Sequence[float]) -> str:
     """Numbers for a text alternative: all of a few, of many the ends and the minimum."""
     texts = [f"{value:.1f}" for value in values]
-    if len(texts) <= MOST_IN_ALT:
+    if len(texts) <= MAX_IN_ALT:
         return ", ".join(texts)
     return f"{texts[0]} after the first task, {min(values):.1f} at the lowest, {texts[-1]} after task {len(texts)}"

@@ -14,7 +14,7 @@ from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, task_names
 from onea.research.report.heat_maps import accuracy_matrix
-from onea.research.report.html import MOST_IN_ALT, Block, Details, Picture, Section, Terms, Text, document, series
+from onea.research.report.html import MAX_IN_ALT, Block, Details, Picture, Section, Terms, Text, document, series
 from onea.research.report.records import count_shared_adapters, finished, labels, shared_adapters_note
 from onea.text import plural
 
@@ -110,7 +110,7 @@ def _class_names(record: Record) -> list[Block]:
 
 def _matrix(record: Record) -> Section:
     name, matrix, tasks = labels([record])[0], record["metrics"]["matrix"], task_names(record)
-    last = ", ".join(f"{task} {row[-1]:.1f}" for task, row in list(zip(tasks, matrix, strict=False))[:MOST_IN_ALT])
+    last = ", ".join(f"{task} {row[-1]:.1f}" for task, row in list(zip(tasks, matrix, strict=False))[:MAX_IN_ALT])
     picture = Picture(
         f"Accuracy of each task, {name}",
         partial(accuracy_matrix, record),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from onea.research.streams import Stream
 
-MOST_TICKS = 20  # bars with a number below each
-MOST_COUNTS = 60  # bars with a count over each
+MAX_TICKS = 20  # bars with a number below each
+MAX_COUNTS = 60  # bars with a count over each
 
 
 def generation_figure(stream: Stream, width: float = WIDTH) -> Figure:
@@ -99,7 +99,7 @@ def _uneven(numbers: Sequence[int]) -> bool:
 def _panel_width(sizes: Sequence[int]) -> float:
     """Inches with room for the count over each bar, up to the width of a page."""
     bar = 0.05 + 0.05 * len(str(max(sizes)))
-    if len(sizes) <= MOST_TICKS:
+    if len(sizes) <= MAX_TICKS:
         bar = max(bar, 0.22)  # for the number below
     return min(max(3.7, 0.8 + bar * len(sizes)), 10.0)
 
@@ -118,14 +118,14 @@ def _task_bars(axes: Any, sizes: Sequence[int], colours: Sequence[Any]) -> None:
 
     tasks = range(1, len(sizes) + 1)
     bars = axes.bar(tasks, sizes, width=0.78, color=colours)
-    if len(sizes) <= MOST_COUNTS:
+    if len(sizes) <= MAX_COUNTS:
         rim = withStroke(linewidth=2.2, foreground="white")  # keeps a count legible over a grid line
         for count in axes.bar_label(bars, labels=[str(n) for n in sizes], padding=1.5):
-            count.set(fontsize=8.5 if len(sizes) <= MOST_TICKS else 7, path_effects=[rim])
+            count.set(fontsize=8.5 if len(sizes) <= MAX_TICKS else 7, path_effects=[rim])
     margin = 0.7 if len(sizes) > 3 else 1.6  # keeps one or two bars narrow
     axes.set_xlim(1 - margin, len(sizes) + margin)
     axes.set_ylim(0, _head_room(axes, sizes))
-    axes.set_xticks(style.round_numbers(len(sizes), len(sizes) if len(sizes) <= MOST_TICKS else 8))
+    axes.set_xticks(style.round_numbers(len(sizes), len(sizes) if len(sizes) <= MAX_TICKS else 8))
     axes.tick_params(axis="x", length=0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.grid(axis="y")
