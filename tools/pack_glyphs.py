@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the sheet of glyphs that the embedded dataset ``glyphs`` is made of.
+"""Draw the sheet of glyphs of the embedded dataset ``glyphs``.
 
     python tools/pack_glyphs.py src/onea/assets/glyphs.png
 
@@ -31,18 +31,18 @@ FACES: dict[str, tuple[str, str]] = {
     "DejaVu Sans Mono": ("DejaVuSansMono", "DejaVuSansMono-Bold"),
     "DejaVu Sans": ("DejaVuSans", "DejaVuSans-Bold"),
 }
-# Slanted faces only ever train. The italics of Serif and STIX are left out: they are other letters (an italic
+# Slanted faces are only for training. The italics of Serif and STIX are left out: they are other letters (an italic
 # Cyrillic te is an m), not slanted ones.
 SLANTED: dict[str, str] = {"DejaVu Sans Mono": "DejaVuSansMono-Oblique", "DejaVu Sans": "DejaVuSans-Oblique"}
 
-LOOKALIKE = 0.9  # correlation from which two characters count as the same picture
-_EM = 256  # pixels; outlines are drawn once at this size and only ever shrunk
-_GRID = 32  # side of the masks that are compared
-_STEP = 7.5  # degrees between the rotations that are compared
+LOOKALIKE = 0.9  # correlation of two characters that are too similar
+_EM = 256  # pixels; outlines are drawn at this size and scaled down
+_GRID = 32  # side of the masks in comparisons
+_STEP = 7.5  # degrees between the rotations in comparisons
 
 
 class Faces(NamedTuple):
-    """The faces that draw one character: those to train on and, apart from them, those to test on."""
+    """The faces of one character for training and for testing."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -59,17 +59,17 @@ def font_file(face: str) -> Path:
 def _code_points(face: str) -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
-    # Glyph 0 is the box for what is missing; a map may name it, and that is not having the character.
+    # Glyph 0 is the box for missing characters, which a character map may contain.
     return frozenset(code for code, glyph in FT2Font(str(font_file(face))).get_charmap().items() if glyph)
 
 
 def has_glyph(face: str, char: str) -> bool:
-    """Whether a face has its own picture of a character, not the box for missing ones."""
+    """Whether a face has a glyph for a character other than the box for missing ones."""
     return ord(char) in _code_points(face)
 
 
 def faces_of(char: str) -> Faces:
-    """Faces to train and to test one character on: a held-out family, else a held-out weight.
+    """Faces of a character for training and testing: a held-out family, else a held-out weight.
 
     Returns:
         Two disjoint tuples of faces. One is empty when the character cannot be a class.
@@ -122,9 +122,9 @@ def _unit(images: Sequence[Image.Image]) -> npt.NDArray[np.float32]:
 
 
 def similarity(chars: Sequence[str]) -> npt.NDArray[np.float32]:
-    """How much characters look alike: the largest correlation over their faces and all rotations.
+    """The similarity of characters: the largest correlation over their faces and all rotations.
 
-    Size and place do not count: every character fills the same box.
+    Size and position have no effect: each character fills the same box.
 
     Returns:
         Symmetric ``float32 [N, N]``; the diagonal compares a character with itself and is 1.
@@ -146,14 +146,15 @@ def similarity(chars: Sequence[str]) -> npt.NDArray[np.float32]:
 
 
 def lookalikes(chars: Sequence[str], threshold: float = LOOKALIKE) -> list[tuple[str, str, float]]:
-    """Pairs of different characters that look alike, most alike first.
+    """Pairs of similar characters, the most similar first.
 
     Args:
         chars: characters that :func:`faces_of` finds faces for.
-        threshold: correlation from which a pair is reported.
+        threshold: minimum correlation.
     """
-    alike = np.triu(similarity(chars), k=1)
-    pairs = [(chars[i], chars[j], float(alike[i, j])) for i, j in zip(*np.nonzero(alike >= threshold), strict=True)]
+    similar = np.triu(similarity(chars), k=1)
+    places = zip(*np.nonzero(similar >= threshold), strict=True)
+    pairs = [(chars[i], chars[j], float(similar[i, j])) for i, j in places]
     return sorted(pairs, key=lambda pair: -pair[2])
 
 

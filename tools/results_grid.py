@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every run of the results page on its two main streams, as commands; and their records, brought to docs/results.
+"""List and run all runs of the results page on its two main streams, and collect their records in docs/results.
 
     python tools/results_grid.py list --out made > jobs.txt
     python tools/results_grid.py run --out made --workers 16 [--only one-a,mos] [--compile yes]
     MADE=made make results
 
-``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest.
-``run`` makes them, so many at a time; runs that train the same adapters train them once. Compiling takes a minute of a
-core in every run, and where many share a GPU that is busy anyway, it pays on CUB-200, too. The same command again
-continues. Both are meant for a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record
-repeats what it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
-``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
-missing. Where a method has been run again with all five seeds, its earlier runs are removed (git has them). Then
-tables, README, pages and the site are renewed (tools/docs/fill.py).
+``list`` prints one command per line, the cheapest methods first, with the expected seconds. ``run`` runs them with a
+number of workers; runs that train the same adapters train them once. Compilation takes a minute of CPU time in each
+run, which is worth it on a busy GPU, even on CUB-200. Repeat the command to resume. Run both in a folder in which
+``cifar100`` and ``cub200`` are the images or links to them, because records contain the paths of their options. Runs
+that are already in docs/results are left out.
+
+``make results`` begins with ``collect made``, which compresses finished records into docs/results and reports missing
+ones. If all five seeds of a method have been repeated, its earlier runs are removed. Then tables, README, pages and the
+site are updated (tools/docs/fill.py).
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ RESULTS = ROOT / "docs" / "results"
 NETWORK = "vit_small_patch14_112"
 STREAMS = {"cifar100": 10, "cub200": 20}
 SEEDS = (1, 2, 3, 4, 5)
-MOST = 15_000  # bytes of a compressed record without the analysis of its merges
-_USUAL = 200.0  # seconds of a run that nobody has made yet
+MAX_BYTES = 15_000  # of a compressed record without the analysis of its merges
+_DEFAULT_SECONDS = 200.0  # of a method without earlier runs
 _COMPARED = {"classifier": "rgda", "compare_classifiers": "ncm,slda,whitened"}
-# Beside the plain runs of all methods: classifiers on frozen features and on three kinds of adapters.
-BESIDE: tuple[tuple[str, dict[str, Any]], ...] = (
+# In addition to the plain runs of all methods: classifiers on frozen features and on three kinds of adapters.
+FURTHER_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("simplecil", _COMPARED),
     ("first-task", _COMPARED),
     ("one-a-plus", {"compare_classifiers": "ncm,slda,whitened"}),
     ("one-a-plus", {"min_share": 1.0, "compare_classifiers": "ncm,ranpac"}),
     ("one-a", _COMPARED),
 )
-_ELSEWHERE = ("one-a-plus", "first-task", "adapter")  # runs with several classifiers stand for the first two
+_ELSEWHERE = ("one-a-plus", "first-task", "adapter")  # the first two are in the runs with several classifiers
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, the folder of docs/results that it belongs to, and how long it should take."""
+    """A run, its folder in docs/results, and its expected seconds."""
 
     config: RunConfig
     group: str
@@ -68,11 +69,11 @@ class Job:
 
     @property
     def place(self) -> Path:
-        """The folder of the run below docs/results, or wherever runs are made."""
+        """The folder of the run, relative to docs/results or to ``--out``."""
         return Path(self.group) / "runs" / self.config.folder().name
 
     def command(self, out: str) -> str:
-        """As a line of a shell."""
+        """The shell command."""
         config, options = self.config, []
         for name, value in config.options.items():
             options += [f"--{name.replace('_', '-')}", str(value)]
@@ -82,16 +83,16 @@ class Job:
 
 
 def jobs() -> list[Job]:
-    """All runs, the cheapest methods first; the seeds of one stand together."""
+    """All runs, the cheapest methods first, grouped by configuration."""
     wanted: list[tuple[str, dict[str, Any], str]] = []
     wanted += ((name, {}, "methods") for name in METHODS.builtin if name not in _ELSEWHERE)
-    wanted += ((name, options, "one-a-plus") for name, options in BESIDE)
+    wanted += ((name, options, "one-a-plus") for name, options in FURTHER_RUNS)
     times = _earlier_seconds()
     found = []
     for method, options, group in wanted:
         for data, tasks in STREAMS.items():
             values = {"method": method, "data": f"folder:{data}", "tasks": tasks, "backbone": NETWORK, **options}
-            seconds = 10 + fmean(times.get((method, data)) or [_USUAL])
+            seconds = 10 + fmean(times.get((method, data)) or [_DEFAULT_SECONDS])
             found += [Job(make_config(values | {"seed": seed}), group, seconds) for seed in SEEDS]
     cost: dict[str, float] = defaultdict(float)
     for job in found:
@@ -104,13 +105,13 @@ def _kind(job: Job) -> str:
 
 
 def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
-    """How long runs took that were made before, while others shared the GPU."""
+    """The seconds of earlier runs on a shared GPU, by method and dataset."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for folder in ("methods", "one-a-plus"):
         for path in find_record_files(RESULTS / folder):
             record = read_record_file(path)
             took = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
-            # The present preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
+            # The current preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
             longer = {"cifar100": 2.0, "cub200": 1.35}[record["data"]["name"]]
             current = record["config"]["backbone"] == NETWORK or "epochs" not in record["options"]
             found[record["config"]["method"], record["data"]["name"]].append(took * (1 if current else longer))
@@ -120,7 +121,7 @@ def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
 def make(
     out: Path, workers: int, only: Sequence[str] = (), compiled: Literal["auto", "yes", "no"] = "auto"
 ) -> list[str]:
-    """Make the runs that docs/results lacks, of some methods in this order or of all; returns those that failed."""
+    """Run all missing runs, of some methods in this order or of all; returns the names of the failed ones."""
     wanted = [job for job in missing(jobs()) if not only or job.config.method in only]
     if only:
         wanted.sort(key=lambda job: only.index(job.config.method))
@@ -135,12 +136,12 @@ def make(
 
 
 def missing(among: list[Job]) -> Iterator[Job]:
-    """Runs whose records docs/results does not hold."""
+    """Runs without a record in docs/results."""
     return (job for job in among if not record_path(RESULTS / job.place).exists())
 
 
 def collect(made: Path, results: Path = RESULTS) -> list[str]:
-    """Compress finished records into docs/results; returns what is wrong with others, one line each."""
+    """Compress finished records into docs/results; returns a line for each record with an error."""
     wrong = []
     for path in find_record_files(made):
         record, place = read_record_file(path), path.parent.relative_to(made)
@@ -149,8 +150,8 @@ def collect(made: Path, results: Path = RESULTS) -> list[str]:
             wrong.append(f"{place}: not finished")
         elif record["config"]["data"] not in {f"folder:{data}" for data in STREAMS}:
             wrong.append(f"{place}: names the images {record['config']['data']}; run it beside cifar100 and cub200")
-        elif (size := len(packed(json.dumps(shortened(record)).encode()))) > MOST:
-            wrong.append(f"{place}: takes {size:,} bytes, more than {MOST:,}")
+        elif (size := len(packed(json.dumps(shortened(record)).encode()))) > MAX_BYTES:
+            wrong.append(f"{place}: takes {size:,} bytes, more than {MAX_BYTES:,}")
         else:
             if record["config"]["seed"] != SEEDS[0]:
                 shorter = shortened(record)
@@ -161,7 +162,7 @@ def collect(made: Path, results: Path = RESULTS) -> list[str]:
 
 
 def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
-    """Folders of earlier runs of methods all of whose seeds have been run again."""
+    """Folders of earlier runs of methods whose seeds have all been repeated."""
     again: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for job in among:
         if job.group == "methods":
@@ -176,16 +177,12 @@ def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
 
 
 def packed(text: bytes) -> bytes:
-    """As ``gzip -9n`` does it: the same bytes every time."""
+    """Compressed reproducibly, as by ``gzip -9n``."""
     return gzip.compress(text, 9, mtime=0)
 
 
 def shortened(record: Record) -> Record:
-    """A record less what takes most of the space.
-
-    That is the analysis of its merges, which is kept for the first seed, and the losses of adapters that another run
-    has trained, whose record has them.
-    """
+    """A record without its largest fields: the analysis of its merges, and the losses of adapters of another run."""
     shorter = copy.deepcopy(record)
     for task in shorter["tasks"]:
         (task.get("merge") or {}).pop("analysis", None)
@@ -195,17 +192,17 @@ def shortened(record: Record) -> Record:
 
 
 def main() -> None:
-    """List the runs that are missing, make them, or collect what has been made."""
+    """List missing runs, run them, or collect their records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(dest="way", required=True)
-    listing = ways.add_parser("list", help="the commands of all runs that docs/results lacks")
-    listing.add_argument("--out", default="made", help="where the runs go")
-    making = ways.add_parser("run", help="make them, here")
-    making.add_argument("--out", type=Path, default=Path("made"), help="where the runs go")
-    making.add_argument("--workers", type=int, default=1, help="how many at a time")
+    listing = ways.add_parser("list", help="print the commands of all missing runs")
+    listing.add_argument("--out", default="made", help="folder of the runs")
+    making = ways.add_parser("run", help="run all missing runs")
+    making.add_argument("--out", type=Path, default=Path("made"), help="folder of the runs")
+    making.add_argument("--workers", type=int, default=1, help="number of parallel runs")
     making.add_argument("--only", default="", help="methods, in this order: one-a,mos")
-    making.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="as that of onea run")
-    collecting = ways.add_parser("collect", help="finished records into docs/results")
+    making.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="as in onea run")
+    collecting = ways.add_parser("collect", help="compress finished records into docs/results")
     collecting.add_argument("made", type=Path)
     given = parser.parse_args()
     if given.way == "list":
