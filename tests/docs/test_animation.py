@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moving picture of the README: drawn by its script, small, without scripts, in the words of the commands."""
+"""The animation of the README: up to date, small, without scripts, and with the outputs of the commands."""
 
 from __future__ import annotations
 

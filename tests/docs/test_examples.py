@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README and docs show: what can run offline is run, on tiny things; all other commands are parsed or dry-run."""
+"""The examples of README and docs: offline ones are run on tiny data, all other commands are parsed or dry-run."""
 
 from __future__ import annotations
 

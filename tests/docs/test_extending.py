@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/extending.md, taken from the page itself, installed like a third-party package and run."""
+"""The examples of docs/extending.md, extracted from the page, installed like a third-party package and run."""
 
 from __future__ import annotations
 

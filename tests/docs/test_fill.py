@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README and pages print of records and measured files is what these hold; `make results` renews it."""
+"""The generated content of README and pages is up to date with records and measurements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every notebook runs from a clean kernel, is kept without outputs, and becomes a page with them."""
+"""Every notebook runs in a clean kernel, is stored without outputs, and becomes a page with them."""
 
 from __future__ import annotations
 

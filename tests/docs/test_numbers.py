@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every result number that README and docs print is that of a committed record or measured file.
+"""Every result number in README and docs is that of a committed record or measured file.
 
 Tables of results are generated when the site is built, or written into the page, and then compared word for word by
-test_fill.py. Whatever number is left in the text of a page must be one of those computed here for that page, or be
-listed as a setting: a number that nobody measured.
+test_fill.py. Each other number in the text of a page must be one of those computed here for that page, or be listed as
+a setting, which is not measured.
 """
 
 from __future__ import annotations

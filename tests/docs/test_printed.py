@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples of the pages print agrees with what was measured, and with itself: an edited number is noticed."""
+"""The example outputs of the pages agree with the measurements and with each other."""
 
 from __future__ import annotations
 

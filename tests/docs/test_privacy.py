@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/privacy.md: each of its sentences beside the test or the measurement that carries it."""
+"""docs/privacy.md: each sentence has a test or a measurement."""
 
 from __future__ import annotations
 

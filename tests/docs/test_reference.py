@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python reference: whatever it lists has an example, which the suite runs as a doctest."""
+"""The Python reference: every documented name has an example, which the suite runs as a doctest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of the results page: every one is listed, is the run that its folder is named for, and is kept small."""
+"""The runs of the results page: all of them are listed, valid, and stored in small files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that differ in the merge alone (benchmarks/surprises.py)."""
+"""Runs that differ only in the merge (benchmarks/merging/surprises.py)."""
 
 from __future__ import annotations
 
