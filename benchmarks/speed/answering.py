@@ -21,6 +21,7 @@ from onea.research.methods import method_class
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT
+from onea.vit.network_config import NetworkConfig
 
 RANK = 64
 
@@ -51,7 +52,7 @@ def main() -> None:
         vit = load_backbone(given.backbone)
     else:
         network = timm.create_model(given.backbone, num_classes=0)
-        vit = FrozenViT(network, given.backbone, "", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        vit = FrozenViT(network, given.backbone, "", NetworkConfig())
     vit.cast_matrices(runtime.dtype).to(runtime.device)
     methods = [taught(name, vit, given.classes, runtime) for name in ("one-a", "one-a-plus")]
     print("backbone,device,precision,classes,batch,one_a_s,one_a_plus_s,ratio")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from onea.data import decode, pixel_limit
-from onea.data.decode import BadImage, fit, image_size, read_image, resize_square
+from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.errors import OneaError, OutOfMemory
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -193,8 +193,8 @@ def test_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path) -> None:
     reduced = read_image(path, min_side=32)
     assert reduced.size == (100, 80)
     assert read_image(path, min_side=400).size == (800, 640)
-    full = resize_square(read_image(path), 32).astype(int)
-    assert np.abs(resize_square(reduced, 32).astype(int) - full).mean() < 2
+    full = fit(read_image(path), 32, 32).astype(int)
+    assert np.abs(fit(reduced, 32, 32).astype(int) - full).mean() < 2
 
 
 @pytest.mark.parametrize("reader", [read_image, image_size])
@@ -367,7 +367,7 @@ def test_bad_image_is_a_user_error_and_survives_pickling() -> None:
 def test_resize_square_crops_the_centre() -> None:
     image = Image.new("RGB", (90, 30), RED)
     image.paste(GREEN, (30, 0, 60, 30))
-    square = resize_square(image, 30)
+    square = fit(image, 30, 30)
     assert square.shape == (3, 30, 30)
     assert square.dtype == np.uint8
     assert (square == np.array(GREEN, dtype=np.uint8)[:, None, None]).all()
@@ -375,7 +375,7 @@ def test_resize_square_crops_the_centre() -> None:
 
 def test_to_square_of_a_square_of_that_size_changes_nothing() -> None:
     image = noise(24)
-    assert np.array_equal(resize_square(image, 24).transpose(1, 2, 0), np.asarray(image))
+    assert np.array_equal(fit(image, 24, 24).transpose(1, 2, 0), np.asarray(image))
 
 
 @pytest.mark.parametrize(("width", "height"), [(61, 47), (47, 61), (40, 40), (20, 33)])
@@ -385,11 +385,11 @@ def test_to_square_agrees_with_torchvision(width: int, height: int) -> None:
     image = noise(64).resize((width, height))
     resized = functional.resize(image, [32], functional.InterpolationMode.BICUBIC)
     expected = np.asarray(functional.center_crop(resized, [32, 32])).transpose(2, 0, 1)
-    assert np.array_equal(resize_square(image, 32), expected)
+    assert np.array_equal(fit(image, 32, 32), expected)
 
 
 def test_an_extreme_strip_stays_small() -> None:
-    assert resize_square(Image.new("RGB", (60_000, 1), BLUE), 224).shape == (3, 224, 224)
+    assert fit(Image.new("RGB", (60_000, 1), BLUE), 224, 224).shape == (3, 224, 224)
 
 
 @settings(max_examples=50, deadline=None)

@@ -80,7 +80,7 @@ def test_the_gradient_is_the_product_of_the_numbers_in_eight_bits():
     x, upper = drawn(3, 64).requires_grad_(), drawn(3, 48, seed=4).bfloat16()
     eight(x).backward(upper)
     numbers, scale = quantise_rows(upper)
-    expected = (numbers.double() * scale) @ (eight.columns.double() * eight.column_scale).T
+    expected = (numbers.double() * scale) @ (eight.transposed_fp8.double() * eight.transposed_scale).T
     torch.testing.assert_close(x.grad.double(), expected, rtol=2**-7, atol=2**-8 * float(expected.abs().max()))
 
 
@@ -92,7 +92,7 @@ def test_weights_stay_and_come_back(tiny_vit):
     assert kinds == [Fp8Linear, nn.Linear], "the last block computes its class token alone"
     assert list(vit.vit.state_dict()) == list(before)
     vit.cast_matrices(torch.bfloat16, fp8=True)
-    assert vit.vit.blocks[0].attn.qkv.rows.dtype == torch.float8_e4m3fn
+    assert vit.vit.blocks[0].attn.qkv.weight_fp8.dtype == torch.float8_e4m3fn
     assert vit.vit.blocks[0].attn.qkv.weight.dtype == torch.bfloat16
     vit.cast_matrices(torch.float32)
     assert not any(isinstance(module, Fp8Linear) for module in vit.modules())

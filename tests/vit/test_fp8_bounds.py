@@ -128,7 +128,7 @@ def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
         expected = vit(images)
         limited = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
         layers = [layer for layer in vit.modules() if isinstance(layer, Fp8Linear)]
-        assert [layer.stretch is not None for layer in layers] == [True, False, True, True] * 3
+        assert [layer.input_factors is not None for layer in layers] == [True, False, True, True] * 3
         monkeypatch.setattr(fp8, "input_bounds", lambda block: {})
         by_rows = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
     far, near = ((found - expected).norm() / expected.norm() for found in (limited, by_rows))
@@ -138,7 +138,7 @@ def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
 def test_only_layers_of_known_blocks_get_one():
     blocks = nn.Sequential(block_of(Block), block_of(ResPostBlock))
     to_fp8(blocks)
-    assert [layer.stretch is not None for layer in blocks.modules() if isinstance(layer, Fp8Linear)] == [
+    assert [layer.input_factors is not None for layer in blocks.modules() if isinstance(layer, Fp8Linear)] == [
         *(True, False, True, True),
         *(False,) * 4,
     ]
@@ -184,4 +184,4 @@ def test_other_activations_have_no_such_gradient():
     blocks = nn.Sequential(block_of(Block, act_layer=nn.ReLU))
     to_fp8(blocks)
     assert type(blocks[0].mlp) is Mlp
-    assert blocks[0].mlp.fc2.stretch is not None
+    assert blocks[0].mlp.fc2.input_factors is not None

@@ -18,6 +18,7 @@ from onea.vit.adapter import Adapters
 from onea.vit.backbones import digest_of, load_backbone
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead, class_means
+from onea.vit.network_config import NetworkConfig
 
 ARCHITECTURES = [
     ("vit_tiny_patch16_224", {}),
@@ -58,7 +59,7 @@ def test_a_file_gives_back_the_model_that_wrote_it(name, extra, tmp_path):
 def test_patches_equal_timms_convolution(size, patch):
     """Also where the image is no multiple of the patch, whose rest nobody reads."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=96, depth=1).eval()
-    frozen = FrozenViT(model, "", "", (0.5,) * 3, (0.5,) * 3)
+    frozen = FrozenViT(model, "", "", NetworkConfig())
     images = torch.randn(2, 3, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(frozen.embed(images), model._pos_embed(model.patch_embed(images)))
@@ -241,7 +242,7 @@ def test_without_a_network_a_timm_name_says_what_to_do(monkeypatch, tmp_path):
 def test_a_model_of_another_kind_is_refused():
     model = timm.create_model("vit_relpos_small_patch16_224", num_classes=0)
     with pytest.raises(OneaError, match="not a plain vision transformer"):
-        FrozenViT(model, "relpos", "", (0.5,) * 3, (0.5,) * 3)
+        FrozenViT(model, "relpos", "", NetworkConfig())
 
 
 def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatch, tmp_path):

@@ -107,13 +107,11 @@ def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     """
     # Text and digits alternate, text first, so keys never compare a number with text.
     parts = re.split(r"([0-9]+)", name.casefold())
-    return [_as_number(part) if i % 2 else part for i, part in enumerate(parts)], name
-
-
-def _as_number(digits: str) -> tuple[int, str]:
-    """A key with the order of the numbers; ``int`` refuses thousands of digits."""
-    significant = digits.lstrip("0")
-    return len(significant), significant
+    key: list[str | tuple[int, str]] = [*parts]
+    for i in range(1, len(parts), 2):
+        digits = parts[i].lstrip("0")
+        key[i] = len(digits), digits  # in the order of the numbers; int() refuses thousands of digits
+    return key, name
 
 
 def hold_out(names: Iterable[str]) -> frozenset[str]:
@@ -124,7 +122,9 @@ def hold_out(names: Iterable[str]) -> frozenset[str]:
     >>> sorted(hold_out(f"cat/{i}.png" for i in range(10)))
     ['cat/0.png', 'cat/8.png']
     """
-    shuffled = sorted(names, key=lambda name: (_sha256(name), name))
+    # File names on Linux need not be valid UTF-8; surrogateescape restores their bytes.
+    digests = {name: hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in names}
+    shuffled = sorted(digests, key=lambda name: (digests[name], name))
     return frozenset(shuffled[: max(1, (2 * len(shuffled) + 5) // 10)])
 
 
@@ -151,10 +151,10 @@ def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name:
     """Refuse classes that are in one split only.
 
     Raises:
-        OneaError: names the class and the split that lacks it.
+        OneaError: a class is missing in one split.
     """
     train_classes, test_classes = set(train), set(test)
-    for there, absent, missing in (
+    for present, absent, missing in (
         (train_name, test_name, train_classes - test_classes),
         (test_name, train_name, test_classes - train_classes),
     ):
@@ -162,7 +162,7 @@ def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name:
             first = min(missing, key=natural_key)
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise OneaError(
-                f"Class '{first}'{more} is in {there} but not in {absent}: add its images there, or remove the class."
+                f"Class '{first}'{more} is in {present} but not in {absent}: add its images there, or remove the class."
             )
 
 
@@ -175,7 +175,10 @@ def dataset_from_files(
 ) -> Dataset:
     """A dataset from two splits with the same classes; classes, groups and images are in natural order."""
     classes = tuple(sorted(train, key=natural_key))
-    train, test = ({label: _in_order(side[label]) for label in classes} for side in (train, test))
+    train, test = (
+        {label: sorted(side[label], key=lambda image: natural_key(image.name)) for label in classes}
+        for side in (train, test)
+    )
     fingerprint, stamp = _digests(train, test)
     index = {label: i for i, label in enumerate(classes)}
     natural_groups = [
@@ -210,7 +213,7 @@ def _split(images: Mapping[str, Sequence[ImageFile]]) -> Split:
 
 
 def _digests(train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequence[ImageFile]]) -> tuple[str, str]:
-    """The fingerprint and the stamp, without reading the files, which would take long for a large dataset."""
+    """The fingerprint and the stamp, without reading the files, which takes long for large datasets."""
     fingerprint, stamp = hashlib.sha256(b"files"), hashlib.sha256(b"stamps")
     for side_name, side in (("train", train), ("test", test)):
         for i, (label, images) in enumerate(side.items()):
@@ -222,12 +225,3 @@ def _digests(train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequen
                 stamp.update(f"{file}\n".encode())
     stamp.update(fingerprint.digest())
     return fingerprint.hexdigest(), stamp.hexdigest()
-
-
-def _in_order(images: Sequence[ImageFile]) -> list[ImageFile]:
-    return sorted(images, key=lambda image: natural_key(image.name))
-
-
-def _sha256(text: str) -> str:
-    # File names on Linux need not be valid UTF-8; surrogateescape restores their bytes.
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -21,7 +21,7 @@ from onea.data.dataset import Pixels
 from onea.data.pixel_limit import MOST_PIXELS, max_pixels, too_many_pixels
 from onea.errors import MORE_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 
-_BYTES_PER_PIXEL = 16  # of memory, measured: WebP decoders take this many, others half or less
+_BYTES_PER_PIXEL = 16  # of memory, measured for WebP; other decoders need at most half
 
 # An allowlist, because Pillow also has formats that start other programs (EPS, WMF), hold no images (HDF5, MPEG), or
 # are decoded before their size is known (ICO).
@@ -40,7 +40,7 @@ _PLUGINS = {  # of Pillow, by format
     "QOI": "Qoi",
     "TGA": "Tga",
 }
-_HEIF = "HEIF"  # HEIC, the photos of iPhones: needs pillow-heif
+_HEIF = "HEIF"  # HEIC photos of iPhones; requires pillow-heif
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 # Formats for untrusted uploads: written by cameras and browsers, decoding time is bounded by the size in the header,
 # and Pillow decodes them without the GIL.
@@ -94,8 +94,8 @@ def read_image(
 
     Args:
         source: a file in one of the supported formats, or its bytes.
-        min_side: the short side that is needed. A large JPEG is then decoded at a half, a quarter or an eighth of its
-            size (at least twice this), which is many times faster and gives the same result after resizing.
+        min_side: the short side after a later resize. A large JPEG is then decoded at a half, a quarter or an eighth of
+            its size (at least twice this), which is many times faster and gives the same result after resizing.
         name: name of an image given as bytes, for messages.
         limit: images that declare more pixels are refused before decoding; None for ``max_pixels()``.
         untrusted: whether bytes come from an untrusted source; then only ``COMMON_FORMATS`` are decoded, with limits.
@@ -148,19 +148,11 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
         return height, width
 
 
-def resize_square(image: Image.Image, size: int) -> Pixels:
-    """Resize the short side to ``size`` (bicubic, antialiased) and crop the centre: ``uint8 [3, size, size]``.
-
-    >>> resize_square(Image.new("RGB", (40, 30)), 8).shape
-    (3, 8, 8)
-    """
-    return fit(image, size, size)
-
-
 def fit(image: Image.Image, height: int, width: int) -> Pixels:
-    """Resize an RGB image to cover ``height`` x ``width`` and crop the centre: ``uint8 [3, height, width]``.
+    """Resize an RGB image to cover ``height`` x ``width`` (bicubic, antialiased) and crop the centre.
 
-    An image of that size is not changed.
+    >>> fit(Image.new("RGB", (40, 30)), 8, 8).shape  # uint8
+    (3, 8, 8)
     """
     if image.size != (width, height):
         image = _crop_margins(image, height, width)
@@ -337,15 +329,11 @@ def _reason(stream: BinaryIO, error: Exception, limit: int | None, untrusted: bo
         stream.seek(0)
         start = stream.read(12)
         if start[4:8] == b"ftyp" and start[8:] in _HEIC_BRANDS and _HEIF not in Image.OPEN:
-            how = "save it as JPEG" if untrusted else "`pip install pillow-heif`, or save it as JPEG"
-            return f"it is a HEIC photo; {how} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
-        known = f" ({', '.join(upload_formats())})" if untrusted else ""
-        return f"it is not an image in a supported format{known}"
+            remedy = "save it as JPEG" if untrusted else "`pip install pillow-heif`, or save it as JPEG"
+            return f"it is a HEIC photo; {remedy} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
+        formats = f" ({', '.join(upload_formats())})" if untrusted else ""
+        return f"it is not an image in a supported format{formats}"
     if "truncated" in str(error).lower():
         return "the file is cut short"
-    return f"the image data is broken ({_one_line(error)})"
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".")
-    return text or type(error).__name__
+    message = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return f"the image data is broken ({message})"

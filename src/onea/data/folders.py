@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from onea.data.dataset import (
     Dataset,
@@ -59,7 +61,7 @@ def load_folder(path: Path) -> Dataset:
         problem, kind = ("is a file, not a folder", OneaError) if path.exists() else ("does not exist", MissingData)
         raise kind(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
     name = path.resolve().name
-    sides = find_splits(path)
+    sides = _find_splits(path)
     if sides is None:
         tree = read_tree(path)
         return dataset_from_files(name, *split_by_class(tree.images), groups=tree.groups)
@@ -77,14 +79,14 @@ def load_list(argument: str) -> Dataset:
         OneaError: a list cannot be read; the message names the line.
     """
     try:
-        alone = Path(argument).expanduser().is_file()  # its name may hold a comma
+        is_one_file = Path(argument).expanduser().is_file()  # file names may contain commas
     except OSError:  # too long for a file name
-        alone = False
-    lists = [argument] if alone else argument.split(",")
+        is_one_file = False
+    lists = [argument] if is_one_file else argument.split(",")
     if len(lists) > 2 or not all(part.strip() for part in lists):
         raise OneaError(f"Cannot read 'list:{argument}': give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     paths = [Path(part.strip()).expanduser() for part in lists]
-    sides = [read_list(path) for path in paths]
+    sides = [_read_list(path) for path in paths]
     if len(sides) == 1:
         return dataset_from_files(paths[0].stem, *split_by_class(sides[0]))
     _check_disjoint(*sides)
@@ -92,7 +94,7 @@ def load_list(argument: str) -> Dataset:
     return dataset_from_files(paths[0].stem, *sides)
 
 
-def find_splits(path: Path) -> tuple[Path, Path] | None:
+def _find_splits(path: Path) -> tuple[Path, Path] | None:
     """The train and test folders in ``path``, or None if its folders are the classes."""
     names = {folder.name for folder in _list(path).folders}
     if "train" not in names:
@@ -123,27 +125,26 @@ def read_tree(path: Path) -> ClassTree:
         )
     if not any(listing.folders for listing in inside.values()):
         return ClassTree(
-            {folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {}, top.files
+            {folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {}, (*top.files,)
         )
     _check_only_groups(inside)
     images: ImagesByClass = {}
     groups: dict[str, list[str]] = {}
-    group_of: dict[str, str] = {}
     for group, listing in inside.items():
         for folder in listing.folders:
             label = folder.name
-            if label in group_of:
+            if label in images:
+                other = next(name for name, members in groups.items() if label in members)
                 raise OneaError(
-                    f"In {path} class '{label}' is in two tasks: {group_of[label]} and {group.name}; "
+                    f"In {path} class '{label}' is in two tasks: {other} and {group.name}; "
                     "rename one of the two folders, or put the images together in one."
                 )
-            group_of[label] = group.name
             groups.setdefault(group.name, []).append(label)
             images[label] = _images(folder, _list(folder), path)
     return ClassTree(images, groups, (*top.files, *(file for listing in inside.values() for file in listing.files)))
 
 
-def read_list(path: Path) -> ImagesByClass:
+def _read_list(path: Path) -> ImagesByClass:
     """Read a list of images, ``path label`` on each line; blank lines and comments (#) are skipped.
 
     Raises:
@@ -207,33 +208,28 @@ def is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM_FILES
 
 
-@dataclass(frozen=True)
-class _Listing:
+class _Listing(NamedTuple):
     """The folders and files in a folder, without hidden and system files."""
 
-    folders: tuple[Path, ...]
-    files: tuple[Path, ...]
+    folders: list[Path]
+    files: list[Path]
 
 
 def _list(path: Path) -> _Listing:
     """List a folder; includes files of any extension and dangling links, so that they are reported."""
-    folders: list[Path] = []
-    files: list[Path] = []
+    listing = _Listing([], [])
     try:
         with os.scandir(path) as entries:  # needs no stat for each entry
-            for entry in entries:
+            for entry in sorted(entries, key=lambda entry: natural_key(entry.name)):
                 if is_ignored(entry.name):
                     continue
                 if entry.is_dir():
-                    folders.append(path / entry.name)
+                    listing.folders.append(path / entry.name)
                 elif entry.is_file() or entry.is_symlink():
-                    files.append(path / entry.name)
+                    listing.files.append(path / entry.name)
     except OSError as error:
         raise unreadable_folder(path, error) from None
-    return _Listing(
-        tuple(sorted(folders, key=lambda folder: natural_key(folder.name))),
-        tuple(sorted(files, key=lambda file: natural_key(file.name))),
-    )
+    return listing
 
 
 def unreadable_folder(path: Path, error: OSError) -> OneaError:
@@ -262,11 +258,11 @@ def _check_only_groups(inside: dict[Path, _Listing]) -> None:
                 f"{folder} holds photos ({photos[0]}) and folders ({listing.folders[0].name}): put all images of a "
                 "class into one folder, with no folder in it."
             )
-    a_group = next(folder for folder, listing in inside.items() if listing.folders)
+    group = next(folder for folder, listing in inside.items() if listing.folders)
     for folder, listing in inside.items():
         if listing.files and not listing.folders:
             raise OneaError(
-                f"{folder} holds files ({listing.files[0].name}) while {a_group} holds folders: "
+                f"{folder} holds files ({listing.files[0].name}) while {group} holds folders: "
                 "use <class>/<image> or <task>/<class>/<image> throughout."
             )
         if not listing.folders:
@@ -277,19 +273,18 @@ def _check_same_groups(train: ClassTree, test: ClassTree, train_name: str, test_
     def by_class(tree: ClassTree) -> dict[str, str]:
         return {label: group for group, members in tree.groups.items() for label in members}
 
-    in_train, in_test = by_class(train), by_class(test)
+    train_groups, test_groups = by_class(train), by_class(test)
     for label in train.images:
-        here, there = in_train.get(label, "no task"), in_test.get(label, "no task")
-        if here != there:
+        train_group, test_group = train_groups.get(label, "no task"), test_groups.get(label, "no task")
+        if train_group != test_group:
             raise OneaError(
-                f"Class '{label}' is in {here} under {train_name} but in {there} under {test_name}: "
+                f"Class '{label}' is in {train_group} under {train_name} but in {test_group} under {test_name}: "
                 "use the same task folders on both sides."
             )
 
 
 def _check_disjoint(train: ImagesByClass, test: ImagesByClass) -> None:
     train_paths = {image.path for members in train.values() for image in members}
-    for members in test.values():
-        for image in members:
-            if image.path in train_paths:
-                raise OneaError(f"{image.path} is in the training and in the test list: remove it from one of the two.")
+    for image in chain.from_iterable(test.values()):
+        if image.path in train_paths:
+            raise OneaError(f"{image.path} is in the training and in the test list: remove it from one of the two.")

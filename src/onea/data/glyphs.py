@@ -27,13 +27,13 @@ from onea.files import CACHE_REMEDY, write_atomically
 
 VERSION = "glyphs/v1"  # part of every seed
 SIDE = 96
-CELL, TRAIN_CELLS, TEST_CELLS = 80, 8, 2  # of the sheet: side of a glyph, and typefaces in a row
+CELL, TRAIN_CELLS, TEST_CELLS = 80, 8, 2  # of the sheet: side of a glyph, and typefaces per row
 _DIGEST_SIZE = 32
 _CANVAS = 136  # leaves room to rotate a glyph
 
-# Every family is a task. Left out are characters that look like one already taken (in any face, case or rotation),
-# whose train and test faces draw different things, or whose bold face is a copy of the regular one. The table is
-# written out so that no library can change it; tests prove the first and the last of these rules.
+# Every family is a task. Excluded are characters that look like another one (in any typeface, case or rotation), whose
+# training and test typefaces show different things, or whose bold typeface is a copy of the regular one. The table does
+# not depend on a library; tests check the first and the last of these rules.
 FAMILIES: dict[str, str] = {
     "suits": "♠♥♦♧",
     "digits": "012345678",
@@ -86,7 +86,7 @@ class _Plan:
 
     @property
     def key(self) -> str:
-        """Hex digest of all that decides the pixels."""
+        """Hex digest of everything that determines the pixels."""
         text = json.dumps([VERSION, SIDE, self.train, self.test, list(self.families.items())])
         return hashlib.sha256(text.encode() + Path(__file__).read_bytes() + _sheet().tobytes()).hexdigest()
 
@@ -134,9 +134,9 @@ def draw_glyphs(chars: Mapping[str, str], train: int, test: int) -> Iterator[tup
     """Some images of the dataset ``glyphs``: split, character, number and pixels ``uint8 [3, SIDE, SIDE]`` of each.
 
     Args:
-        chars: characters by the family they belong to.
-        train: images of each for training; at most as many as ``glyphs`` has.
-        test: images of each for testing, in faces that no training image has.
+        chars: characters by family.
+        train: training images of each character.
+        test: test images of each character, in other typefaces than the training images.
     """
     plan = _Plan(chars, train, test)
     for split in ("train", "test"):
@@ -192,12 +192,12 @@ def _rng(family: str, char: str, split: str, i: int) -> np.random.Generator:
 
 
 def _draw(glyph: Image.Image, rng: np.random.Generator) -> Pixels:
-    """One image ``uint8 [3, SIDE, SIDE]``: a glyph placed on a textured ground, with noise and blur."""
-    ink = np.asarray(_place(glyph, rng), dtype=np.float32)[..., None] / 255
-    ground, colour = _colours(rng)
-    canvas = ground + _texture(rng, rng.uniform(0.03, 0.1))
-    paint = colour + _clouds(rng)[..., None] * 0.06
-    image = canvas + ink * (paint - canvas)
+    """One image ``uint8 [3, SIDE, SIDE]``: a glyph placed on a textured background, with noise and blur."""
+    mask = np.asarray(_place(glyph, rng), dtype=np.float32)[..., None] / 255
+    background, colour = _colours(rng)
+    background = background + _texture(rng, rng.uniform(0.03, 0.1))
+    ink = colour + _clouds(rng)[..., None] * 0.06
+    image = background + mask * (ink - background)
     image += rng.standard_normal(image.shape, dtype=np.float32) * np.float32(rng.uniform(0.0, 0.04))
     picture = Image.fromarray((image.clip(0, 1) * 255).astype(np.uint8), "RGB")
     picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.0, 0.9)))
@@ -205,13 +205,13 @@ def _draw(glyph: Image.Image, rng: np.random.Generator) -> Pixels:
 
 
 def _place(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """The glyph turned, slanted, scaled and shifted a little, on a canvas of the final size."""
+    """The glyph rotated, slanted, scaled and shifted a little, on a canvas of the final size."""
     angle = np.deg2rad(rng.uniform(-9, 9))
     slant, stretch = rng.uniform(-0.08, 0.08), rng.uniform(0.93, 1.07)
     scale = rng.uniform(66, 82) / CELL
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     forward = scale * turn @ np.array([[stretch, slant], [0.0, 1.0 / stretch]])
-    back = np.linalg.inv(forward)  # PIL asks where each pixel of the result comes from
+    back = np.linalg.inv(forward)  # Pillow maps pixels of the result to the source
     shift = rng.uniform(-4, 4, size=2)
     offset = _CANVAS / 2 - back @ (SIDE / 2 + shift)
     data = (*back[0], offset[0], *back[1], offset[1])
@@ -219,18 +219,18 @@ def _place(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def _colours(rng: np.random.Generator) -> tuple[Plane, Plane]:
-    """Colours of the ground and of the ink, far enough apart in brightness to read."""
-    # Muted: glaring colours take over the features of a backbone that was trained on photographs.
+    """Colours of background and ink, with enough contrast in brightness."""
+    # Muted, because saturated colours dominate the features of a backbone that was trained on photographs.
     pairs = rng.uniform(0.1, 0.9, size=(12, 2, 1)) + rng.uniform(-0.2, 0.2, size=(12, 2, 3))
     pairs = pairs.clip(0, 1).astype(np.float32)
     bright = pairs @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
-    # Capped, so that the first pair with enough contrast wins, not always the harshest.
-    ground, ink = pairs[np.minimum(abs(bright[:, 0] - bright[:, 1]), 0.45).argmax()]
-    return ground, ink
+    # Capped, so that the first pair with enough contrast is chosen, not always the one with the most.
+    background, ink = pairs[np.minimum(abs(bright[:, 0] - bright[:, 1]), 0.45).argmax()]
+    return background, ink
 
 
 def _texture(rng: np.random.Generator, strength: float) -> Plane:
-    """A mild coloured pattern for the ground: a gradient, clouds or stripes."""
+    """A faint coloured pattern for the background: a gradient, clouds or stripes."""
     kind = rng.integers(3)
     if kind == 0:
         plane = _waves(rng, 0.15, 0.25)
@@ -253,8 +253,8 @@ def _waves(rng: np.random.Generator, low: float, high: float) -> Plane:
 
 def _clouds(rng: np.random.Generator) -> Plane:
     """Smooth noise between -1 and 1: a few random values, enlarged."""
-    few = rng.uniform(-1, 1, size=(5, 5)).astype(np.float32)
-    return np.asarray(Image.fromarray(few).resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32)
+    small = rng.uniform(-1, 1, size=(5, 5)).astype(np.float32)
+    return np.asarray(Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32)
 
 
 # ---- cache: raw bytes, followed by their sha256

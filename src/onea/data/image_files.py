@@ -34,17 +34,17 @@ def find_readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | N
         OneaError: as in ``check_readable``.
     """
 
-    def problem(file: Path) -> str | None:
+    def error_line(file: Path) -> str:
         try:
             read_image(file)
         except BadImage as error:
             return f"{error.path}: {error.reason}"
-        return None
+        return ""
 
     assert split.files is not None
-    problems = list(map_threaded(problem, split.files, num_decode_threads(split.files)))
-    rows = np.array([row for row, line in enumerate(problems) if line is None], dtype=np.int64)
-    skipped = [line for line in problems if line is not None]
+    lines = list(map_threaded(error_line, split.files, num_decode_threads(split.files)))
+    rows = np.array([row for row, line in enumerate(lines) if not line], dtype=np.int64)
+    skipped = [line for line in lines if line]
     check_readable(split, rows, skipped, on_bad, class_names)
     return rows, skipped
 
@@ -54,8 +54,8 @@ def describe_unreadable(skipped: Sequence[str], total: int, *, may_skip: bool = 
     reasons = summarise_reasons(skipped)
     it, path = ("it", "path") if len(skipped) == 1 else ("them", "paths")
     remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
-    otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""
-    return f"{len(skipped)} of {total} images cannot be read ({reasons}): {remedy}{otherwise}."
+    alternative = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""
+    return f"{len(skipped)} of {total} images cannot be read ({reasons}): {remedy}{alternative}."
 
 
 def summarise_reasons(skipped: Sequence[str]) -> str:
@@ -155,12 +155,12 @@ def num_decode_threads(files: Sequence[Path]) -> int:
 def sha256_of_files(files: Sequence[Path]) -> str:
     """One digest of the contents of all files."""
     digest = hashlib.sha256()
-    for part in map_threaded(_digest_of, files, FEW_THREADS):
+    for part in map_threaded(_digest, files, FEW_THREADS):
         digest.update(part)
     return digest.hexdigest()
 
 
-def _digest_of(file: Path) -> bytes:
+def _digest(file: Path) -> bytes:
     try:
         return bytes.fromhex(sha256_of(file))
     except (OneaError, OSError):  # reported when it is decoded

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onea.data.dataset import Pixels
+from onea.data.decode import read_image
 from onea.data.transforms import Preprocess
 
 StorageTier = Literal["device", "host", "disk"]
@@ -71,8 +72,8 @@ class PackedImages(Images):
         pixels: the array.
         preprocess: the transforms.
         device: of the network.
-        tier: where the array is stored.
-        dtype: in which images are resampled.
+        tier: of memory for the array.
+        dtype: for resampling.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class PackedImages(Images):
         return self.preprocess.train_views(self._batch(rows), crops.to(self.device), self.dtype)
 
     def _upload(self, rows: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
-        # At once: a copy inside a training step would make the device wait for the host.
+        # All at once: a copy inside a training step would make the device wait for the host.
         return rows.to(self.device) if self.tier == "device" else rows, crops.to(self.device)
 
     def _batch(self, rows: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class ExactImages(Images):
     def _test_view(self, row: int) -> Tensor:
         from torchvision.transforms.v2 import functional
 
-        side, mode = self.preprocess.size, _interpolation(self.preprocess.filter)
+        side, mode = self.preprocess.size, functional.InterpolationMode(self.preprocess.filter)
         image = self._read(row)
         if self.preprocess.geometry == "direct":
             return functional.resize(image, [side, side], mode, antialias=True)  # type: ignore[no-any-return]
@@ -161,22 +162,15 @@ class ExactImages(Images):
         shape = (image.shape[1], image.shape[2])
         *box, flip = self.preprocess.sample_crops(1, shape, crop_scale, torch.Generator().manual_seed(seed))[0].tolist()
         side = self.preprocess.size
-        crop: Tensor = functional.resized_crop(image, *box, [side, side], _interpolation("bilinear"), antialias=True)
+        mode = functional.InterpolationMode("bilinear")
+        crop: Tensor = functional.resized_crop(image, *box, [side, side], mode, antialias=True)
         return crop.flip(2) if flip else crop
 
     def _read(self, row: int) -> Tensor:
-        from onea.data.decode import read_image
-
         return torch.from_numpy(np.array(read_image(self.files[row]))).permute(2, 0, 1)
 
     def _stack(self, images: Any) -> Tensor:
         return self.preprocess.normalise(torch.stack(list(images)).to(self.device).float())
-
-
-def _interpolation(kind: str) -> Any:
-    from torchvision.transforms.v2 import InterpolationMode
-
-    return InterpolationMode(kind)
 
 
 def choose_storage_tier(size: int, budget: int | None, device: torch.device) -> StorageTier:
@@ -184,14 +178,14 @@ def choose_storage_tier(size: int, budget: int | None, device: torch.device) -> 
 
     ``budget`` limits the memory for images, by default half of the free memory.
     """
-    if size <= (budget if budget is not None else _free(device) // 2):
+    if size <= (budget if budget is not None else _free_bytes(device) // 2):
         return "device"
-    if device.type != "cpu" and size <= (budget if budget is not None else _free(torch.device("cpu")) // 2):
+    if device.type != "cpu" and size <= (budget if budget is not None else _free_bytes(torch.device("cpu")) // 2):
         return "host"
     return "disk"
 
 
-def _free(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:

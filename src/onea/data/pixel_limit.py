@@ -17,23 +17,23 @@ _VARIABLE = "ONEA_MAX_MEGAPIXELS"  # inherited by child processes
 
 def max_pixels() -> int:
     """The limit on the pixels of the user's images: ``MAX_PIXELS``, unless another one is set."""
-    given = os.environ.get(_VARIABLE, "").strip()
-    return _checked(given) * MEGAPIXEL if given else MAX_PIXELS
+    megapixels = os.environ.get(_VARIABLE, "").strip()
+    return _checked(megapixels) * MEGAPIXEL if megapixels else MAX_PIXELS
 
 
 def allow_megapixels(number: int | None) -> None:
-    """Set another limit, unless None is given."""
+    """Set the limit on the pixels of the user's images; None does not change it."""
     if number is not None:
         os.environ[_VARIABLE] = str(_checked(str(number)))
 
 
-def _checked(given: str) -> int:
-    most = MOST_PIXELS // MEGAPIXEL
-    if not (given.isascii() and given.isdigit() and len(given) <= len(str(most)) and 1 <= int(given) <= most):
+def _checked(text: str) -> int:
+    largest = MOST_PIXELS // MEGAPIXEL
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and 1 <= int(text) <= largest):
         raise OneaError(
-            f"--max-megapixels (or {_VARIABLE}) is {truncate(given)}; choose a whole number from 1 to {most}."
+            f"--max-megapixels (or {_VARIABLE}) is {truncate(text)}; choose a whole number from 1 to {largest}."
         )
-    return int(given)
+    return int(text)
 
 
 def too_many_pixels(pixels: int, limit: int | None) -> str:
@@ -44,5 +44,5 @@ def too_many_pixels(pixels: int, limit: int | None) -> str:
     """
     if limit is not None or pixels > MOST_PIXELS:
         return f"it has more than {min(limit or MOST_PIXELS, MOST_PIXELS) // MEGAPIXEL} megapixels"
-    claimed, most = pixels / MEGAPIXEL, max_pixels() // MEGAPIXEL
-    return f"it has {claimed:.1f} megapixels, and {most} are allowed; --max-megapixels (or {_VARIABLE}) allows more"
+    declared, allowed = pixels / MEGAPIXEL, max_pixels() // MEGAPIXEL
+    return f"it has {declared:.1f} megapixels, and {allowed} are allowed; --max-megapixels (or {_VARIABLE}) allows more"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 Geometry = Literal["direct", "resize-crop"]
-VIEW_AREA = 0.3  # smallest fraction of the area of an image in a further view
+VIEW_AREA = 0.3  # smallest share of an image's area in a random crop for statistics
 _ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
 
 
@@ -126,9 +126,9 @@ def _kernel(distance: Tensor, kind: Filter) -> Tensor:
     if kind == "bilinear":
         return (1 - x).clamp_min(0)
     a = -0.5  # Keys' cubic, as Pillow and torchvision use it when antialiasing
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, inner, torch.where(x < 2, outer, torch.zeros_like(x)))
 
 
 def axis_weights(start: Tensor, length: Tensor, pixels: int, size: int, kind: Filter = "bilinear") -> Tensor:
@@ -195,13 +195,13 @@ def resize(
 ) -> Tensor:
     """Resize whole images: ``crop_resize`` with one box for all, and cached weights."""
     rows, columns = (
-        _axis_weights_of_whole(pixels, wanted, kind, images.device, dtype)
-        for pixels, wanted in zip(images.shape[2:], size, strict=True)
+        _whole_axis_weights(pixels, side, kind, images.device, dtype)
+        for pixels, side in zip(images.shape[2:], size, strict=True)
     )
     return rows @ (images.to(dtype) @ columns.mT)
 
 
 @functools.lru_cache(maxsize=64)
-def _axis_weights_of_whole(pixels: int, size: int, kind: Filter, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _whole_axis_weights(pixels: int, size: int, kind: Filter, device: torch.device, dtype: torch.dtype) -> Tensor:
     start, length = torch.tensor([0]), torch.tensor([pixels])
     return axis_weights(start, length, pixels, size, kind)[0].to(device, dtype)

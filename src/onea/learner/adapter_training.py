@@ -44,24 +44,24 @@ class AdapterTraining(AdapterOptions):
             task), the ``merged`` adapter, or the trained adapter of the ``first`` or ``previous`` task; ``auto`` is
             that of the operator's paper.
         epochs: for a task of average size (E0).
-        epoch_growth: exponent of the schedule (beta); 0 trains all tasks equally long.
+        epoch_growth: exponent of the number of epochs (beta); 0 is the same number for all tasks.
         contrastive: add the contrastive loss.
         contrastive_min: its weight for large tasks.
         contrastive_max: its weight for a single class.
-        contrastive_decay: how fast the weight falls with the number of classes.
+        contrastive_decay: rate at which the weight decreases with the number of classes.
         margin: cosine of different classes below which the contrastive loss is zero.
         adapter_blocks: number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
             below them need no backward pass.
-        cached_views: where only the last blocks have an adapter, the number of views of each image that training uses
-            in turn: the whole image, then random crops, fixed for the task. The input of those blocks is computed once
-            for each view and cached in half precision, up to 1 GB on the host and half of what is free. 0 draws new
-            crops in every epoch (the paper).
-        patience: early stopping after so many epochs in a row without a better accuracy of the local head on the
-            held-out images (those of the guard); 0 never stops early (the paper).
-        patch_drop_rate: share of the patches of an image that a training step leaves out at random; class token and
-            registers stay. Statistics and predictions use all patches. 0 leaves out none (the paper).
-        freeze_at: where it is not 0, all blocks have an adapter; and after this share of a task's epochs only those of
-            the last ``adapter_blocks`` are trained, on ``cached_views`` (for any number of images) and with
+        cached_views: if only the last blocks have an adapter, the number of views of each image that training uses in
+            turn: the whole image, then random crops, fixed for the task. The input of these blocks is computed once
+            for each view and cached in half precision, in at most 1 GB on the host and half of the free memory. 0
+            samples new crops in every epoch (the paper).
+        patience: number of consecutive epochs without a better accuracy of the local head on the held-out images (see
+            ``guard``) after which training stops; 0 never stops early (the paper).
+        patch_drop_rate: share of the patches of an image that a training step drops at random; class token and
+            registers are kept. Statistics and predictions use all patches. 0 drops none (the paper).
+        freeze_at: if not 0, all blocks have an adapter; after this share of a task's epochs only those of the last
+            ``adapter_blocks`` are trained, on ``cached_views`` (for any number of images) and with
             ``patch_drop_rate``. Before, all are trained, on new crops with all patches, and without early stopping.
     """
 
@@ -97,15 +97,9 @@ class AdapterTraining(AdapterOptions):
         if not 1 <= self.min_epochs <= self.max_epochs:
             raise OneaError(f"min_epochs is {self.min_epochs}; it must lie between 1 and max_epochs {self.max_epochs}.")
 
-    def contrastive_weight(self, classes: int) -> float:
-        """Weight of the contrastive loss for a task of this many classes."""
-        if not self.contrastive:
-            return 0.0
-        return contrastive_weight(classes, self.contrastive_min, self.contrastive_max, self.contrastive_decay)
-
     @property
     def training_views(self) -> int:
-        """The number of fixed views that training uses in turn; 0 where it draws new crops."""
+        """The number of fixed views that training uses in turn; 0 for new crops in every epoch."""
         return self.cached_views if self.adapted_blocks else 0
 
     @property
@@ -121,7 +115,7 @@ class AdapterTraining(AdapterOptions):
         """The first block of a network that has an adapter.
 
         Raises:
-            OneaError: the network has fewer blocks than shall have one.
+            OneaError: the network has fewer than ``adapter_blocks`` blocks.
         """
         if self.adapter_blocks > vit.depth:
             raise OneaError(
@@ -131,7 +125,7 @@ class AdapterTraining(AdapterOptions):
         return vit.depth - (self.adapted_blocks or vit.depth)
 
     def patch_sampler(self, vit: FrozenViT) -> BatchSampler | None:
-        """Selects random patches of each image of a batch; None where training uses all.
+        """Samples patches of each image of a batch; None if training uses all.
 
         Raises:
             OneaError: the network needs all patches.
@@ -153,8 +147,8 @@ class TrainedAdapter:
 
     Attributes:
         tensors: its weights.
-        report: a JSON object about the training.
-        head: the local head; None where the adapter comes from a cache.
+        report: of the training, for JSON.
+        head: the local head; None for an adapter from a cache.
     """
 
     tensors: Tensors
@@ -163,8 +157,8 @@ class TrainedAdapter:
 
 
 def initial_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:
-    """A randomly initialised adapter for a network, with which its output is as without."""
-    options.patch_sampler(vit)  # refuse a network that needs all patches now, not at the first step
+    """A randomly initialised adapter, which does not change the output of the network."""
+    options.patch_sampler(vit)  # refuse unsuitable networks now, not at the first step
     return new_adapters(vit, options, seeds.generator(seed, task, "adapter"), options.first_block(vit))
 
 
@@ -178,37 +172,23 @@ def train_adapter(
     views: FixedViews | None = None,
     held_out: Task | None = None,
 ) -> TrainedAdapter:
-    """Train an adapter with a local head on a task, from its present weights.
+    """Train an adapter with a local head on a task, starting from its current weights.
 
     Args:
         vit: the frozen network.
         adapters: to train.
-        task: whose images are trained on.
+        task: the training images.
         options: of the training.
-        runtime: where to compute.
+        runtime: device and precision.
         plan: of the stream, if it is known.
-        views: fixed views of all its images, held out or not, if there are some already.
+        views: fixed views of all its images, including those held out, if computed already.
         held_out: the task with its held-out images, for early stopping.
     """
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
-    weight = options.contrastive_weight(classes)
+    decay = options.contrastive_min, options.contrastive_max, options.contrastive_decay
+    weight = contrastive_weight(classes, *decay) if options.contrastive else 0.0
     head = local_head(vit.width, task, options.head, options.head_scale)
-    network: Network = vit
-    batches: Batches | None = None
-    inputs = task.images.test_views
-    count = options.training_views
-    if count:
-        views = views or FixedViews.sample(vit, runtime, task, count, options.crop_scale, adapters)
-        network, batches, inputs = (
-            vit.forward_from_block,
-            views.batches(task, recipe.batch_size, count),
-            views.test_views,
-        )
-    should_stop = None
-    if options.patience and held_out is not None and len(held_out):
-        accuracy = partial(local_accuracy, network, adapters, head, held_out, inputs, runtime)
-        should_stop = EarlyStopping(options.patience, accuracy)
     fit = partial(
         train_with_local_head,
         head=head,
@@ -218,9 +198,19 @@ def train_adapter(
         contrastive_weight=weight,
         margin=options.margin,
     )
+    network: Network = vit
+    batches: Batches | None = None
+    inputs, trained = task.images.test_views, adapters
+    if count := options.training_views:
+        views = views or FixedViews.sample(vit, runtime, task, count, options.crop_scale, adapters)
+        network, inputs = vit.forward_from_block, views.test_views
+        batches = views.batches(task, recipe.batch_size, count)
+    should_stop = None
+    if options.patience and held_out is not None and len(held_out):
+        accuracy = partial(local_accuracy, network, adapters, head, held_out, inputs, runtime)
+        should_stop = EarlyStopping(options.patience, accuracy)
     epochs, freeze_epoch = range(recipe.epochs), options.freeze_epoch(recipe.epochs)
     losses = fit(vit, adapters, epochs=epochs[:freeze_epoch]) if freeze_epoch else []
-    trained = adapters
     if freeze_epoch and epochs[freeze_epoch:]:
         block, count = vit.depth - options.adapter_blocks, options.cached_views
         below = adapters.frozen_copy().to(runtime.device)

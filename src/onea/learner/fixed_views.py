@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of images that stay fixed for a whole task, so that the blocks below the adapter run once for each."""
+"""Views of images that are fixed for a whole task, so that the blocks below the adapter run once for each."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-MAX_HOST_BYTES = 2**30  # of the cache in the host's memory, which is also never more than half of what is free
+MAX_HOST_BYTES = 2**30  # of a cache in host memory, which is also at most half of the free memory
 
 
 class FixedViews:
-    """A few views of each image, the first the whole image, the others random crops, with a cache of their tokens.
+    """Some views of each image, the first the whole image, the others random crops, with a cache of their tokens.
 
-    The tokens that enter a block do not depend on what is trained in it and above. They are computed when a view is
-    first used and cached, if there is memory for all views. If not, they are computed each time: that takes longer,
-    but memory does not decide what is learned.
+    The tokens that enter a block do not depend on the training of this block and later ones. They are computed when a
+    view is first used, and cached if there is memory for all views. Otherwise they are computed each time, which takes
+    longer but learns the same.
 
     Args:
         vit: computes the tokens.
-        runtime: where, and in which precision.
-        images: whose views they are.
-        rows: which of them, ``int64 [N]``.
-        crops: of each view after the first, as ``images.sample_crops`` returns them for the rows.
-        crop_scale: with which they were drawn.
-        hooks: of the blocks, both below and above the tokens.
+        runtime: device and precision.
+        images: all images.
+        rows: the images with views, ``int64 [N]``.
+        crops: of each view after the first, from ``images.sample_crops`` for these rows.
+        crop_scale: argument of ``images.sample_crops``.
+        hooks: of all blocks, below and above the tokens.
         dtype: of the cache. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller than
             its largest number.
-        for_crops: network and runtime for all views but the first, where they have another precision.
-        block: the tokens are the input of this block; by default of the first block with a hook.
+        for_crops: network and runtime for all views but the first, if they have another precision.
+        block: the block that the tokens enter; by default the first block with a hook.
 
     Attributes:
         count: the number of views of each image.
@@ -77,7 +77,7 @@ class FixedViews:
         hooks: BlockHooks,
         block: int | None = None,
     ) -> FixedViews:
-        """So many views of the images of a task, with random crops that depend on its seed."""
+        """``count`` views of the images of a task, with random crops that depend on its seed."""
         generators = (seeds.generator(task.seed, task.index, f"fixed view {view}") for view in range(1, count))
         crops = [task.images.sample_crops(len(task), crop_scale, generator) for generator in generators]
         return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks, block=block)
@@ -96,7 +96,7 @@ class FixedViews:
         return features
 
     def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
-        """The input of the block for one view of each of these images, given by their positions in ``rows``."""
+        """The input of the block for a view of each image; ``positions`` are indices into ``rows``."""
         unique = views.unique().tolist()
         if self._cache is None:
             parts = [self._compute(positions[views == view], view) for view in unique]
@@ -106,9 +106,9 @@ class FixedViews:
         return self._look_up(positions.to(device), views.to(device))
 
     def batches(self, task: Task, size: int, count: int) -> Batches:
-        """Training batches of tokens of some of the images; in each epoch, the next of ``count`` views of each.
+        """Training batches of tokens of a task's images; in each epoch, the next of ``count`` views of each image.
 
-        At most as many views as there are. Neighbours have different views, so that each batch has all of them.
+        Neighbouring images have different views, so that each batch contains all views.
         """
         positions, count = self._positions(task.rows), min(count, self.count)
 
@@ -127,7 +127,7 @@ class FixedViews:
         return batches
 
     def test_views(self, rows: Tensor) -> Tensor:
-        """Tokens of whole images, given by their rows among all images."""
+        """Tokens of whole images; ``rows`` are rows of all images."""
         return self.tokens(self._positions(rows), torch.zeros_like(rows))
 
     def _look_up(self, positions: Tensor, views: Tensor) -> Tensor:
@@ -139,15 +139,15 @@ class FixedViews:
         for view in views:
             if view not in self._cached_views:
                 for _ in self._token_batches(view):
-                    pass  # cached on the way
+                    pass  # each batch is cached
 
     def _positions(self, rows: Tensor) -> Tensor:
-        """The positions of rows among those that have views."""
+        """The positions of rows in ``self.rows``."""
         ordered, positions = self.rows.sort()
         return positions[torch.searchsorted(ordered, rows)]
 
     def _token_batches(self, view: int) -> Iterator[tuple[slice, Tensor]]:
-        """The tokens of a view of all images, batch by batch; new ones are cached, if there is a cache."""
+        """The tokens of a view of all images in batches, which are cached if there is a cache."""
         cache, is_cached = self._cache, view in self._cached_views
         for start in range(0, len(self.rows), EVALUATION_BATCH):
             part = slice(start, min(start + EVALUATION_BATCH, len(self.rows)))
@@ -158,7 +158,7 @@ class FixedViews:
             if cache is not None:
                 largest = torch.finfo(cache.dtype).max
                 cache[view, part] = tokens.clamp(-largest, largest).to(cache)
-                # Rounded as they will be later: otherwise the rounding would look like a drift of features.
+                # Rounded as later from the cache: otherwise the rounding would be a drift of features.
                 tokens = cache[view, part].to(self.runtime.device)
             yield part, tokens
         if cache is not None:
@@ -180,7 +180,7 @@ class FixedViews:
 
 
 def _cache_device(size: int, device: torch.device) -> torch.device | None:
-    """The device whose memory has room for so many bytes, if there is one."""
+    """The device with enough memory for a cache of this size, if there is one."""
     tier = choose_storage_tier(size, None, device)
     if tier == "device" and device.type != "cpu":
         return device

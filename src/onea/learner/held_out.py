@@ -13,12 +13,12 @@ from onea import seeds
 from onea.classifiers.base import Classifier, Statistics
 from onea.learner.tasks import Task
 
-_ENOUGH = 200  # held-out images of a task that suffice to detect a harmful adapter
-_LEAST_TRAINED = 2  # images of a class that are always trained on
+_MAX_HELD_OUT = 200  # images of a task, which suffice to detect a harmful adapter
+_MIN_TRAINED = 2  # images of a class
 
 
 def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = None, least: int = 0) -> Tensor:
-    """Select the held-out images: about the same share of every class.
+    """Select images to hold out: about the same share of every class.
 
     >>> hold_out([torch.tensor([3, 0, 2, 1]), torch.tensor([5, 4])], share=0.5).tolist()
     [3, 0]
@@ -28,20 +28,20 @@ def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = Non
     Args:
         orders: the images of each class in random order.
         share: of the images of a class.
-        groups: the group of each image, such as a series of photos. Whole groups are held out, because images of a
-            group that is trained on would be predicted too easily. Of a group that is larger than the share,
-            consecutive images are held out.
-        least: images of each class at least, as far as two remain.
+        groups: the group of each image, such as a series of photos. Whole groups are held out, because an image is easy
+            to predict after training on others of its group. Of a group that is larger than the share, consecutive
+            images are held out.
+        least: minimum number for each class, as far as two images remain.
     """
     selected = [torch.empty(0, dtype=torch.int64)]
     for members in orders:
-        count = max(0, min(max(least, round(share * len(members))), len(members) - _LEAST_TRAINED))
+        count = max(0, min(max(least, round(share * len(members))), len(members) - _MIN_TRAINED))
         selected.append(members[:count] if groups is None else _select_groups(members, groups, count))
     return torch.cat(selected)
 
 
 def _select_groups(members: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Images of whole groups of a class, together about so many; groups in the random order of their first images."""
+    """About ``count`` images of whole groups of a class; groups in the random order of their first images."""
     if not count:
         return members[:0]
     images, positions = members.sort()
@@ -49,13 +49,13 @@ def _select_groups(members: Tensor, groups: Tensor, count: int) -> Tensor:
     sizes, selected = torch.bincount(parts), torch.zeros(len(images), dtype=torch.bool)
     for number in dict.fromkeys(parts[positions.argsort()].tolist()):
         total, size = int(selected.sum()), int(sizes[number])
-        if abs(total + size - count) < abs(total - count) and total + size <= len(images) - _LEAST_TRAINED:
+        if abs(total + size - count) < abs(total - count) and total + size <= len(images) - _MIN_TRAINED:
             selected |= parts == number
     return images[selected]
 
 
 def _split_large_groups(groups: Tensor, count: int) -> Tensor:
-    """The groups, numbered from 0; those of twice ``count`` images or more, or nearly all, are split into such parts.
+    """The groups, numbered from 0; split into parts of ``count`` images if twice as large, or nearly the whole class.
 
     >>> _split_large_groups(torch.tensor([7, 7, 3, 7, 7, 7, 3, 3]), 2).tolist()
     [1, 1, 0, 2, 2, 3, 0, 0]
@@ -71,16 +71,16 @@ def _split_large_groups(groups: Tensor, count: int) -> Tensor:
 
 
 def held_out_of_task(task: Task, share: float) -> Tensor:
-    """Which images of a task are held out of its training, ``bool [N]``: this share of them, about 200 at most.
+    """Mask of the held-out images of a task, ``bool [N]``: this share of them, at most about 200.
 
-    Where the share is less than half an image of a class, one image of some classes is held out.
+    If the share is less than half an image of a class, one image of some classes is held out.
     """
-    share = min(share, _ENOUGH / len(task))
+    share = min(share, _MAX_HELD_OUT / len(task))
     order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "guard"))
     orders = [order[task.labels[order] == label] for label in task.classes]
     selected = hold_out(orders, share)
     if not len(selected):
-        spare = [int(members[0]) for members in orders if len(members) > _LEAST_TRAINED]
+        spare = [int(members[0]) for members in orders if len(members) > _MIN_TRAINED]
         selected = torch.tensor(spare[: max(1, round(share * len(task)))], dtype=torch.int64)
     return torch.zeros(len(task), dtype=torch.bool).index_fill(0, selected, True)
 
@@ -88,14 +88,14 @@ def held_out_of_task(task: Task, share: float) -> Tensor:
 def held_out_accuracy(
     classifier: Classifier, statistics: Statistics, features: Tensor, labels: Tensor, held_out: Tensor
 ) -> float:
-    """The accuracy on held-out images among all classes; 0 where there are none.
+    """The accuracy on held-out images among all classes; 0 without held-out images.
 
     Args:
         classifier: to fit and to evaluate.
         statistics: of earlier images.
-        features: of all new images, ``[N, width]``; those that are not held out are added to the statistics.
-        labels: the class of each.
-        held_out: which are held out, ``bool [N]``.
+        features: of all new images, ``[N, width]``; those not held out are added to the statistics.
+        labels: their classes, ``[N]``.
+        held_out: mask of the held-out images, ``bool [N]``.
     """
     if not held_out.any():
         return 0.0

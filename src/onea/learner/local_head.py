@@ -22,13 +22,13 @@ from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
 from onea.vit.hooks import BlockHooks
 
-Network = Callable[..., Tensor]  # FrozenViT or its upper blocks: of input, hooks, and the selected patches if not all
+Network = Callable[..., Tensor]  # FrozenViT or its upper blocks: (input, hooks[, patches]) to features
 
 
 def new_adapters(
     vit: FrozenViT, options: BottleneckOptions, generator: torch.Generator, first_block: int = 0
 ) -> Adapters:
-    """A randomly initialised adapter, with which the output of the network is as without."""
+    """A randomly initialised adapter, which does not change the output of the network."""
     return Adapters(
         vit.depth,
         vit.width,
@@ -46,7 +46,7 @@ def local_head(width: int, task: Task, kind: str, scale: float = 1.0) -> nn.Modu
 
 
 def new_head(width: int, classes: int, kind: str, scale: float, generator: torch.Generator) -> nn.Module:
-    """A randomly initialised head over so many classes."""
+    """A randomly initialised linear or cosine head."""
     if kind == "cosine":
         return CosineHead(width, classes, generator, scale)
     return LinearHead(width, classes, generator)
@@ -55,8 +55,8 @@ def new_head(width: int, classes: int, kind: str, scale: float, generator: torch
 def contrastive_loss(features: Tensor, labels: Tensor, margin: float = 0.07) -> Tensor:
     """Attract images of one class, and repel images of different classes down to a cosine ``margin`` (Eq. 17).
 
-    ``mean_(i,j same) (1 - cos_ij) + mean_(i,j different) max(0, cos_ij - margin)`` over ordered pairs of the batch. The
-    mean of no pairs is zero, so that a batch of one class, of all different classes, or of one image is well defined.
+    ``mean_(i,j same) (1 - cos_ij) + mean_(i,j different) max(0, cos_ij - margin)`` over ordered pairs of the batch; a
+    mean over no pairs is zero.
     """
     unit = F.normalize(features.float(), dim=1)
     cosine = unit @ unit.T
@@ -103,9 +103,9 @@ def train_with_local_head(
         network: computes features of a batch with the hooks.
         hooks: to be trained.
         head: to be trained, over the classes of the task.
-        task: whose images are trained on.
-        recipe: of the optimisation.
-        runtime: where to compute.
+        task: the training images.
+        recipe: hyper-parameters.
+        runtime: device and precision.
         contrastive_weight: of the contrastive loss.
         margin: of the contrastive loss.
         head_lr_scale: factor on the learning rate of the head.
@@ -132,7 +132,7 @@ def train_with_local_head(
         sharded=True,
         batches=batches,
         should_stop=should_stop,
-        # Adapters draw nothing on the host and count nothing, so that a step can be a CUDA graph.
+        # Adapters have no random numbers or counters on the host, so that a step can be a CUDA graph.
         capturable=isinstance(hooks, Adapters),
         sampler=patch_sampler,
         epochs=epochs,
@@ -142,7 +142,7 @@ def train_with_local_head(
 
 @dataclass
 class EarlyStopping:
-    """Ends a training after ``patience`` epochs in a row without a new best accuracy.
+    """Stops a training after ``patience`` consecutive epochs without a new best accuracy.
 
     >>> accuracies = iter([0.5, 0.7, 0.7, 0.6, 0.9])
     >>> should_stop = EarlyStopping(2, lambda: next(accuracies))
@@ -156,7 +156,7 @@ class EarlyStopping:
     epochs_without_improvement: int = 0
 
     def __call__(self) -> bool:
-        """Measure the accuracy; whether to stop."""
+        """Measure the accuracy; returns whether to stop."""
         accuracy = self.accuracy()
         if accuracy > self.best:
             self.best, self.epochs_without_improvement = accuracy, 0
@@ -183,5 +183,5 @@ def local_accuracy(
             predictions = head(network(inputs(rows), adapters)).argmax(1)
             correct += (predictions == (labels - held_out.classes.start).to(predictions.device)).sum()
     adapters.train()
-    # Summed over the processes of a run, which must all stop at the same epoch whatever their rounding.
+    # Summed over the processes of a run, which must stop at the same epoch despite different rounding.
     return float(runtime.processes.sum(correct)) / (len(held_out) * runtime.processes.count)

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merged adapter, and the learner that trains an adapter on a task and merges it into that one."""
+"""The merged adapter, and the learner that trains an adapter on a task and merges it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from onea.learner.adapter_training import AdapterTraining, TrainedAdapter, initial_adapters, train_adapter
 from onea.learner.fixed_views import FixedViews
-from onea.learner.merge_statistics import diagonal_fisher, gram_matrices
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.merging import make_operator
@@ -19,15 +25,17 @@ from onea.runtime import Runtime
 from onea.schema import BelowOne, ZeroToOne
 from onea.tensors import Tensors, cast_like, to_float64
 from onea.vit.adapter import Adapters
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 
+_GRADIENT_BATCH = 32  # for per-sample gradients, a matrix for each sample
 _RANDOM = ("fresh", "shared")  # initial weights that do not depend on earlier tasks
 _COMMON = ("shared", "first", "previous")  # initial weights with a common origin for the deltas of all tasks
 
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """The adapter that is kept between tasks, and what the next merge needs.
+    """The adapter that is kept between tasks, with the state of the merge.
 
     Attributes:
         tensors: its weights.
@@ -46,15 +54,12 @@ class MergedAdapter:
     origin: Tensors = field(default_factory=dict)
 
     def sizes_with(self, task: Task) -> Sizes:
-        """The sizes of a merge where all classes of the task are new."""
+        """The sizes of a merge if all classes of the task are new."""
         return Sizes(self.classes, len(task.classes), self.samples, len(task))
 
 
 class AdapterCache(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
-    """Trained adapters and their reports, for methods that differ only in the merge.
-
-    They are in the host's memory: those of a long stream would fill a GPU.
-    """
+    """Trained adapters and their reports, in host memory, for methods that differ only in the merge."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,11 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     """Options of a method that trains and merges adapters.
 
     Attributes:
-        single_class: how to handle a task of one class: ``train`` (train and merge it like any other) or ``skip``
-            (neither trained nor merged, nor counted; its prototype is still learned).
-        min_share: a task with a smaller share of the classes in the merge is skipped likewise: it would change the
-            merged adapter little, and the old prototypes would have to follow. 0 trains all tasks (the paper).
-        carry: whether the statistics of old classes follow the adapter, by compensation of the drift of features (the
-            paper: no).
+        single_class: how to handle a task of one class: ``train`` and merge it like any other, or ``skip`` it: it is
+            neither trained, merged nor counted, but its prototype is computed.
+        min_share: tasks with a smaller share of the classes in the merge are skipped as well: they would change the
+            merged adapter little, and cause drift of the old prototypes. 0 trains all tasks (the paper).
+        carry: whether to compensate the drift of features in the statistics of old classes (the paper: no).
         guard: share of the images of a task, at most about 200 in all, that are held out of its training; if accuracy
             on them drops significantly, the merge is rejected. 0 holds out none (the paper).
     """
@@ -79,10 +83,10 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.operator()  # refuse bad options now, not after the first task
+        self.operator()  # refuse invalid options now, not after the first task
 
     def training_options(self, classes: int, images: int) -> AdapterTraining:
-        """Options of the training of a task of so many classes and images."""
+        """Options of the training of a task with this number of classes and images."""
         return self
 
     @abstractmethod
@@ -94,7 +98,7 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
         return 1 if self.skip_crops(images, classes) else max(self.training_views, self.views)
 
     def should_train(self, classes: int, share: float) -> bool:
-        """Whether a task of so many classes, which are this share of those in the merge, trains an adapter."""
+        """Whether to train an adapter on a task, given its classes and their share of the classes in the merge."""
         return not (self.single_class == "skip" and classes == 1) and share >= self.min_share
 
 
@@ -117,19 +121,19 @@ class MergedAdapterOptions(MergingOptions):
 
 
 class AdapterLearner:
-    """Trains an adapter on a task and merges it into the merged one, which is replaced and never changed.
+    """Trains an adapter on a task and merges it with the merged adapter, which is replaced, not changed in place.
 
     An operator for deltas gets the difference from a common origin: the random weights that all tasks share, or the
-    initial weights of the first task where each task starts from an earlier one (MagMax). With ``start`` ``fresh`` or
+    initial weights of the first task if each task starts from an earlier one (MagMax). With ``start`` ``fresh`` or
     ``merged`` there is no common origin, and it gets the weights themselves. Fisher merging and RegMean get their
-    statistics from one more pass over the task's images.
+    statistics from another pass over the task's images.
 
     Args:
         vit: the frozen network.
         options: of the training and the merge.
-        runtime: where to compute.
+        runtime: device and precision.
         plan: of the stream, if it is known.
-        cache: of adapters that were trained by methods which differ only in the merge.
+        cache: adapters that were trained by methods which differ only in the merge.
     """
 
     def __init__(
@@ -155,13 +159,13 @@ class AdapterLearner:
 
         Args:
             merged: the merged adapter.
-            task: whose images are trained on.
+            task: the training images.
             sizes: of both sides of the merge; by default all classes of the task are new.
-            views: fixed views of its images, held out or not, if there are some.
+            views: fixed views of its images, including those held out, if computed already.
             held_out: the task with its held-out images.
 
         Returns:
-            The new merged adapter, and a JSON object about training and merge.
+            The new merged adapter, and a report for JSON on training and merge.
         """
         sizes = sizes or merged.sizes_with(task)
         new = self._train(merged, task, views, held_out)
@@ -176,7 +180,7 @@ class AdapterLearner:
         return start if start != "auto" else str(getattr(self.operator, "starts_from", "fresh"))
 
     def new_adapters(self, seed: int = 0, index: int = 0) -> Adapters:
-        """The randomly initialised adapter of a task, with which the output of the network is as without."""
+        """The randomly initialised adapter of a task, which does not change the output of the network."""
         return initial_adapters(self.vit, self.options, seed, 0 if self.start == "shared" else index)
 
     def _train(
@@ -186,10 +190,10 @@ class AdapterLearner:
         names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # "auto" depends on the operator
         options = self.options.training_options(len(task.classes), len(task))
         training = tuple(getattr(options, name) for name in sorted(names))
-        fixed = views and views.count  # fewer than the options say, where there are enough images
+        fixed = views and views.count  # 1 for a task of enough images
         key = (task.seed, task.index, task.classes, len(task), training, fixed, self.start, self.plan)
-        # An adapter that starts from an earlier task depends on how that was merged; and Fisher information needs the
-        # local head, which is not cached.
+        # An adapter that starts from an earlier task depends on earlier merges; Fisher information needs the local
+        # head, which is not cached.
         cache = self.cache if self.start in _RANDOM and self._statistics_kind != "fisher" else None
         if cache is not None and key in cache:
             tensors, report = cache[key]
@@ -208,11 +212,11 @@ class AdapterLearner:
 
     @property
     def _statistics_kind(self) -> str:
-        """The statistics of the training data that the operator needs: ``fisher``, ``gram`` or none."""
+        """The kind of statistics that the operator needs: ``fisher``, ``gram`` or none."""
         return str(getattr(self.operator, "needs", ""))
 
     def _prepare_merge(self, merged: MergedAdapter, new: TrainedAdapter, task: Task) -> MergedAdapter:
-        """The merged adapter with the start and the origin of later tasks, and the statistics for the operator."""
+        """The merged adapter with start and origin for later tasks, and with the statistics of the new task."""
         is_first = not merged.classes
         is_start = self.start == "previous" or (self.start == "first" and is_first)
         is_origin = is_first and self.start in _COMMON and getattr(self.operator, "on_deltas", False)
@@ -255,3 +259,60 @@ class AdapterLearner:
         classes = round(sizes.accumulated_classes + sizes.new_classes)
         samples = sizes.accumulated_samples + sizes.new_samples
         return replace(merged, tensors=new, classes=classes, samples=samples, operator_state=state), report
+
+
+# The statistics of Fisher merging and RegMean are sums over samples, not means, so that larger tasks weigh more.
+
+
+def gram_matrices(vit: FrozenViT, adapters: Adapters, task: Task, runtime: Runtime) -> Tensors:
+    """``gram.NAME``: ``sum x x^T`` over all inputs ``x`` of the linear layer with weight NAME, ``[in, in]``."""
+    sums: Tensors = {}
+    for images, _ in task.plain_batches(EVALUATION_BATCH):
+        with torch.no_grad(), runtime.autocast(), _recorded(adapters) as layers:
+            vit.forward_eager(images, adapters)  # the compiled network calls no forward hooks
+        for name, (inputs, _) in layers.items():
+            rows = inputs.float().flatten(0, -2)
+            _add(sums, f"gram.{name}.weight", rows.T @ rows)
+    return sums
+
+
+def diagonal_fisher(vit: FrozenViT, adapters: Adapters, head: nn.Module, task: Task, runtime: Runtime) -> Tensors:
+    """``fisher.NAME``: the sum of the squared gradients of each sample's log-likelihood under the local head.
+
+    Samples are independent, so one backward pass of the summed loss gives the gradient of every sample: for a linear
+    layer, the product of its input and the gradient of its output, summed over the sample's tokens. The likelihood of a
+    task of one class is 1 for all weights, so its Fisher information is zero.
+    """
+    sums: Tensors = {}
+    for images, labels in task.plain_batches(_GRADIENT_BATCH):
+        local = labels.to(runtime.device) - task.classes.start
+        with torch.enable_grad(), runtime.autocast(), _recorded(adapters) as layers:
+            loss = F.cross_entropy(head(vit.forward_eager(images, adapters)).float(), local, reduction="sum")
+        gradients = torch.autograd.grad(loss, [outputs for _, outputs in layers.values()])
+        for (name, (inputs, _)), gradient in zip(layers.items(), gradients, strict=True):
+            per_sample = torch.einsum("bno,bni->boi", gradient.float(), inputs.detach().float())
+            _add(sums, f"fisher.{name}.weight", per_sample.square().sum(0))
+            _add(sums, f"fisher.{name}.bias", gradient.float().sum(1).square().sum(0))
+    return sums
+
+
+def _add(sums: Tensors, name: str, value: Tensor) -> None:
+    value = to_float64(value.detach())
+    sums[name] = sums[name] + value if name in sums else value
+
+
+@contextmanager
+def _recorded(adapters: Adapters) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Input and output of each linear layer of the adapters in the next forward pass, by the layer's name."""
+    layers: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def record(name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        layers[name] = (inputs[0], output)
+
+    linear = [(name, layer) for name, layer in adapters.named_modules() if isinstance(layer, nn.Linear)]
+    handles = [layer.register_forward_hook(partial(record, name)) for name, layer in linear]
+    try:
+        yield layers
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -23,7 +23,7 @@ def _recipe(rate: float, decay: float, batch: int, rank: int, epochs: tuple[int,
     return {"learning_rate": rate, "weight_decay": decay, "batch_size": batch, "rank": rank, **bounds}
 
 
-# One-A's table of hyper-parameters, with the epoch bounds of its published configurations.
+# The hyper-parameters of One-A's paper, with the epoch bounds of its published configurations.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "cifar100": _recipe(0.01, 5e-4, 128, 128, (25, 20, 40)),
     "cub200": _recipe(0.07, 5e-4, 16, 128, (10, 5, 20)),
@@ -74,28 +74,24 @@ class OneAPlusOptions(MergedAdapterOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.training_options(1, 1)  # refuse bad numbers of epochs now, not at the first task
+        self.training_options(1, 1)  # refuse invalid numbers of epochs now, not at the first task
 
     def operator(self) -> Operator:
-        """The operator of these options; the weighted mean with ``new_votes``, unless it has options of its own."""
+        """The operator of these options; ``new_votes`` is an option of the weighted mean."""
         if self.merge == "weighted-mean" and not self.merge_options:
             return WeightedMean(boost=self.new_votes)
         return super().operator()
 
     def check_epochs(self) -> None:
-        """Nothing yet: zeros are replaced for each task."""
+        """Not checked here: zeros are replaced for each task."""
 
     def training_options(self, classes: int, images: int) -> AdapterTraining:
-        """Options of the training of a task of so many classes and images, with a value for each 0."""
+        """Options of the training of a task with this number of classes and images, without zeros."""
         defaults = training_defaults(DatasetSize(images, classes, tasks=1), self.epochs or None)
-        # A bound that is set takes precedence over one that is not.
-        max_epochs = self.max_epochs or max(self.min_epochs, defaults["max_epochs"])
-        min_epochs = self.min_epochs or min(max_epochs, defaults["min_epochs"])
-        batch_size = self.batch_size or max(MIN_BATCH_SIZE, defaults["batch_size"])
-        values = {
-            "epochs": defaults["epochs"],
-            "min_epochs": min_epochs,
-            "max_epochs": max_epochs,
-            "batch_size": batch_size,
-        }
-        return AdapterTraining(**{name: getattr(self, name) for name in _TRAINING} | values)
+        values = {name: getattr(self, name) for name in _TRAINING}
+        values["epochs"] = defaults["epochs"]
+        # A given bound takes precedence over a default.
+        values["max_epochs"] = self.max_epochs or max(self.min_epochs, defaults["max_epochs"])
+        values["min_epochs"] = self.min_epochs or min(values["max_epochs"], defaults["min_epochs"])
+        values["batch_size"] = self.batch_size or max(MIN_BATCH_SIZE, defaults["batch_size"])
+        return AdapterTraining(**values)

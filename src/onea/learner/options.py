@@ -25,14 +25,14 @@ class TrainingOptions(Validated):
     """Options of the training of a task.
 
     Attributes:
-        learning_rate: the highest of the schedule.
+        learning_rate: maximum of the schedule.
         weight_decay: of the optimiser.
         batch_size: images per step.
         crop_scale: smallest share of an image's area that a random training crop covers.
-        epochs: of a task; of a task of average size where ``epoch_growth`` is not 0.
-        min_epochs: of any task, where ``epoch_growth`` is not 0; 0 is no bound.
-        max_epochs: of any task, where ``epoch_growth`` is not 0; 0 is no bound.
-        epoch_growth: ``epochs (classes / average)^growth`` for a task of so many classes; 0 trains all tasks equally.
+        epochs: of a task; of a task of average size if ``epoch_growth`` is not 0.
+        min_epochs: of any task, if ``epoch_growth`` is not 0; 0 is no bound.
+        max_epochs: of any task, if ``epoch_growth`` is not 0; 0 is no bound.
+        epoch_growth: a task has ``epochs (classes / average)^growth`` epochs; 0 is the same number for all tasks.
     """
 
     learning_rate: NotNegative = 0.01
@@ -45,7 +45,7 @@ class TrainingOptions(Validated):
     epoch_growth: float = 0.0
 
     def epochs_for(self, classes: int, plan: StreamPlan | None) -> int:
-        """Epochs for a task of this many classes."""
+        """The number of epochs of a task with this number of classes."""
         if not self.epoch_growth:
             return self.epochs
         average = plan.classes / plan.tasks if plan else _DEFAULT_CLASSES
@@ -53,21 +53,11 @@ class TrainingOptions(Validated):
         return task_epochs(classes, self.epochs, average, max(self.min_epochs, 1), largest, self.epoch_growth)
 
     def recipe(
-        self,
-        optimiser: Optimiser = "sgd",
-        schedule: Schedule = schedules.cosine,
-        epochs: int | None = None,
+        self, optimiser: Optimiser = "sgd", schedule: Schedule = schedules.cosine, epochs: int | None = None
     ) -> Recipe:
-        """The hyper-parameters for a task; ``epochs`` are those of the task, where they differ from the average."""
-        return Recipe(
-            self.learning_rate,
-            self.weight_decay,
-            self.batch_size,
-            epochs or self.epochs,
-            self.crop_scale,
-            optimiser,
-            schedule,
-        )
+        """The hyper-parameters for a task; ``epochs`` replaces the number for a task of average size."""
+        rate, decay = self.learning_rate, self.weight_decay
+        return Recipe(rate, decay, self.batch_size, epochs or self.epochs, self.crop_scale, optimiser, schedule)
 
 
 @dataclass(frozen=True)
@@ -112,12 +102,12 @@ class ClassifierOptions(Validated):
             or one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
         compare_classifiers: further classifiers that are evaluated in the same run, such as slda,rgda; ``all`` is all
-            that need less than 100 MB for 100 classes. Only the first classifier is used by the guard.
+            that need less than 100 MB for 100 classes. The guard uses only the first classifier.
         views: number of views of each image in the statistics: the whole image (1, the paper), then random crops,
-            flipped half of the time, each counted as one more image.
-        enough_images: number of images per class, on average over a task, from which on no crops are used and the whole
-            image counts in their place: crops help classes of few images. Training uses none either then, where it has
-            fixed views. 0 always uses crops.
+            flipped half of the time, each counted as another image.
+        enough_images: number of images per class, on average over a task, from which on the whole image is counted
+            ``views`` times instead of crops, which help classes of few images. Training with fixed views then uses no
+            crops either. 0 always uses crops.
     """
 
     classifier: str = "ncm"
@@ -128,10 +118,10 @@ class ClassifierOptions(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.classifiers()  # refuse bad options now, not after the first task
+        self.classifiers()  # refuse invalid options now, not after the first task
 
     def num_views(self, images: int, classes: int) -> int:
-        """The number of views of each image that are computed for a task of so many images and classes.
+        """The number of views of each image that are computed for a task with this number of images and classes.
 
         >>> options = ClassifierOptions(views=2, enough_images=50)
         >>> options.num_views(490, 10), options.num_views(500, 10)
@@ -140,11 +130,11 @@ class ClassifierOptions(Validated):
         return 1 if self.skip_crops(images, classes) else self.views
 
     def skip_crops(self, images: int, classes: int) -> bool:
-        """Whether so many images of so many classes need no crops."""
+        """Whether a task with this number of images and classes uses no crops; see ``enough_images``."""
         return 0 < self.enough_images * classes <= images
 
     def classifiers(self) -> dict[str, Classifier]:
-        """The classifier, then those that are compared with it, by name."""
+        """The classifier, then those to compare, by name."""
         first = make_classifier(self.classifier, **parse_pairs(self.classifier_options, "classifier_options"))
         words = filter(None, (word.strip() for word in self.compare_classifiers.split(",")))
         others = [name for word in words for name in (_COMPACT if word == "all" else (word,))]

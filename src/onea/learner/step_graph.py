@@ -30,8 +30,8 @@ class StepGraph:
     capturing fails, all further steps run eagerly.
 
     Args:
-        step: everything that a step does to tensors on the device; returns its loss. It must neither read a tensor's
-            values nor do anything else on the host that differs from step to step.
+        step: computes a step on the device and returns its loss. It must neither read a tensor's values nor do anything
+            on the host that differs from step to step.
         device: a CUDA device.
 
     Attributes:
@@ -49,7 +49,7 @@ class StepGraph:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """The stream for all steps, as capturing needs one of its own; the outer stream waits for it in the end."""
+        """Run steps on a separate stream, which capturing requires; the outer stream waits for it in the end."""
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream), without_cuda_graphs():
@@ -57,8 +57,8 @@ class StepGraph:
         outer.wait_stream(self._stream)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Run a step; returns its loss in memory of its own."""
-        signature = tuple((each.shape, each.dtype) for each in inputs)
+        """Run a step; returns a copy of its loss."""
+        signature = tuple((value.shape, value.dtype) for value in inputs)
         captured = self._captured.get(signature)
         if captured is None:
             self._eager_steps[signature] += 1
@@ -73,14 +73,14 @@ class StepGraph:
         return captured.result.clone()
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> _Captured | None:
-        graph, static = torch.cuda.CUDAGraph(), tuple(each.clone() for each in inputs)
+        graph, static = torch.cuda.CUDAGraph(), tuple(value.clone() for value in inputs)
         rng_state = torch.cuda.get_rng_state(self._device)
         try:
-            # Other threads may go on using the device: a service predicts while it trains.
+            # Other threads may use the device: a service predicts while it trains.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = self._step(*static)
         except RuntimeError:
-            # The generator would stay in capture mode: continue from its state before with another one.
+            # The generator would stay in capture mode: replace it by one with the state before.
             generator = torch.Generator(self._device)
             generator.set_state(rng_state)
             index = torch.cuda.current_device() if self._device.index is None else self._device.index

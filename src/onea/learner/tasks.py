@@ -14,7 +14,7 @@ from onea.data.image_storage import Images, Shard, all_rows
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The numbers of classes and tasks of a whole stream, where they are known in advance.
+    """The numbers of classes and tasks of a whole stream, if they are known in advance.
 
     >>> StreamPlan(classes=100, tasks=10)
     StreamPlan(classes=100, tasks=10)
@@ -36,11 +36,10 @@ class Task:
         index: counted from 0.
         classes: the labels of its classes.
         images: all images of the stream.
-        rows: those of the task, ``int64 [N]``.
-        labels: their classes, ``int64 [N]``.
+        rows: of the task's images, ``int64 [N]``.
+        labels: of the task's images, ``int64 [N]``.
         seed: of the run; every random number depends on it, the index and a purpose.
-        cumulative_task: makes one task of all tasks up to this one, for the upper bound of joint training, which needs
-            the old images.
+        cumulative_task: returns a task with the images of all tasks up to this one, for joint training.
     """
 
     index: int
@@ -76,11 +75,11 @@ class Task:
         images = self.images.train_batches(self.rows[permutation], size, crop_scale, crops, shard)
         yield from zip(images, labels, strict=True)
 
-    def drawn_batches(
+    def uncropped_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The same batches before cropping, on the device: rows, crops and labels; see ``images.train_views``."""
+        """The same batches as rows, crops and labels on the device, for ``images.train_views``."""
         permutation = torch.randperm(len(self), generator=order)
-        drawn = self.images.sample_crops(len(self), crop_scale, crops)
-        parts = (self.rows[permutation], drawn, self.labels[permutation])
+        sampled = self.images.sample_crops(len(self), crop_scale, crops)
+        parts = (self.rows[permutation], sampled, self.labels[permutation])
         return list(zip(*(part.to(self.images.device).split(size) for part in parts), strict=True))

@@ -18,8 +18,8 @@ from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
 from onea.runtime import Runtime
 
-Loss = Callable[..., Tensor]  # of images, their labels, and what a sampler has drawn for them
-BatchSampler = Callable[[int, torch.Generator], Tensor]  # of a number of images: a row for each
+Loss = Callable[..., Tensor]  # (images, labels[, samples]) to a scalar
+BatchSampler = Callable[[int, torch.Generator], Tensor]  # (number of images, generator) to one row per image
 Batches = Callable[[int, torch.Generator, Shard], Iterator[tuple[Tensor, Tensor]]]
 Schedule = Callable[[int, int], float]
 Optimiser = Literal["sgd", "adam", "adamw"]
@@ -73,22 +73,21 @@ def train(
         groups: the modules; they are in evaluation mode afterwards.
         losses: each maps a batch of augmented images and their labels to a scalar. With several, every batch takes one
             step for each, in order, with a new forward pass.
-        task: whose images are trained on.
+        task: the training images.
         recipe: hyper-parameters.
-        runtime: where to compute.
+        runtime: device and precision.
         before_step: called before each optimiser step with the number of its loss; may change gradients.
         after_step: called after each optimiser step; may change weights.
-        purpose: part of the seed, where a task has several trainings.
+        purpose: part of the seed, if a task has several trainings.
         sharded: in distributed runs, call each loss with this process's images and the labels of the whole batch; the
             loss gathers the features with ``runtime.processes``. Otherwise every process computes everything.
         batches: inputs of the losses, if not random crops of the task's images: the batches of an epoch, given its
             number, the generator of their order, and the shard.
         should_stop: called after each epoch; True ends the training.
-        capturable: the loss does the same to tensors at every step and nothing else, so that a step can be captured as
-            a CUDA graph.
-        sampler: draws another input for every batch, on the device, given its number of images and a generator. The
-            losses get it after the labels.
-        epochs: those of the recipe that are trained here; by default all.
+        capturable: whether the loss only computes with tensors, in the same way at every step, so that a step can be
+            captured as a CUDA graph.
+        sampler: samples another input of the losses for every batch, on the device; passed after the labels.
+        epochs: the epochs of the recipe that are trained here; by default all.
 
     Raises:
         OneaError: a loss is not finite.
@@ -97,26 +96,25 @@ def train(
     capture = capturable and len(losses) == 1 and not (before_step or after_step) and _can_capture(recipe, runtime)
     optimiser = _make_optimiser(groups, recipe, runtime.device if capture else None)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
-    # On the device: an upload at every step would make it wait for the host.
+    # On the device, because it would wait for the host at an upload in every step.
     samples = torch.Generator(runtime.device).manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
     shard = runtime.processes.shard if sharded else all_rows
-    # Crops can be part of a captured step where the images are on the device; otherwise batches arrive cropped.
+    # A captured step includes the crops if the images are on the device.
     crop_in_step = (
         capture and batches is None and isinstance(task.images, PackedImages) and task.images.tier == "device"
     )
 
-    def batches_of(epoch: int) -> Iterable[tuple[Tensor, ...]]:
+    def epoch_batches(epoch: int) -> Iterable[tuple[Tensor, ...]]:
+        inputs: Iterable[tuple[Tensor, ...]]
         if crop_in_step:
-            inputs: Iterable[tuple[Tensor, ...]] = task.drawn_batches(
-                recipe.batch_size, recipe.crop_scale, order, crops
-            )
+            inputs = task.uncropped_batches(recipe.batch_size, recipe.crop_scale, order, crops)
         elif batches:
             inputs = batches(epoch, order, shard)
         else:
             inputs = task.train_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
-        return with_samples(inputs, sampler) if sampler else inputs
+        return add_samples(inputs, sampler) if sampler else inputs
 
-    def with_samples(batches: Iterable[tuple[Tensor, ...]], sampler: BatchSampler) -> Iterator[tuple[Tensor, ...]]:
+    def add_samples(batches: Iterable[tuple[Tensor, ...]], sampler: BatchSampler) -> Iterator[tuple[Tensor, ...]]:
         for *inputs, labels in batches:
             yield *inputs, shard(sampler(len(labels), samples)), labels
 
@@ -124,7 +122,7 @@ def train(
         *inputs, labels = batch
         sampled = [inputs.pop()] if sampler else []
         images = task.images.train_views(inputs[0], inputs[1], recipe.crop_scale) if crop_in_step else inputs[0]
-        # Before the pass: a captured graph writes the next gradients where the last ones are.
+        # Before the forward pass, because a captured graph writes all gradients to the same memory.
         optimiser.zero_grad(set_to_none=True)
         with runtime.autocast():
             loss = losses[number](images, labels, *sampled)
@@ -135,7 +133,7 @@ def train(
         optimiser.step()
         if after_step:
             after_step()
-        return loss.detach()  # stays on the device: reading it here would stall the pipeline
+        return loss.detach()  # on the device: reading it here would stall the pipeline
 
     epochs = range(recipe.epochs) if epochs is None else epochs
     graph = StepGraph(step, runtime.device) if capture else None
@@ -143,8 +141,9 @@ def train(
     means = []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seeds.derive(task.seed, task.index, "dropout" + purpose))
-        _set_training(groups, True)
-        upcoming = batches_of(epochs.start)
+        for group in groups:
+            group.module.train()
+        upcoming = epoch_batches(epochs.start)
         for epoch in epochs:
             runtime.progress.start_epoch(epoch, recipe.epochs, len(task))
             _set_learning_rates(optimiser, recipe.schedule(epoch, recipe.epochs))
@@ -153,19 +152,20 @@ def train(
                 for batch in upcoming:
                     values += [graph(*batch)] if graph else [step(*batch, number=n) for n in range(len(losses))]
                     runtime.progress.step(len(batch[-1]))
-                if epoch + 1 < epochs.stop:  # crops are drawn while the device is busy, before the host waits for it
-                    upcoming = batches_of(epoch + 1)
+                if epoch + 1 < epochs.stop:  # sample crops before the host waits for the device
+                    upcoming = epoch_batches(epoch + 1)
                 means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
             runtime.progress.end_epoch(epoch, means[-1])
             if should_stop and should_stop():
                 break
-        optimiser.zero_grad(set_to_none=True)  # gradients of a captured graph would keep all of its memory
-        _set_training(groups, False)
+        optimiser.zero_grad(set_to_none=True)  # gradients would keep the memory of a captured graph
+        for group in groups:
+            group.module.eval()
     return means
 
 
 def _can_capture(recipe: Recipe, runtime: Runtime) -> bool:
-    """Whether steps can be CUDA graphs here; optimisers other than SGD count their steps on the host."""
+    """Whether steps can be CUDA graphs; optimisers other than SGD count their steps on the host."""
     return runtime.device.type == "cuda" and runtime.processes.count == 1 and recipe.optimiser == "sgd"
 
 
@@ -181,7 +181,7 @@ def _set_learning_rates(optimiser: torch.optim.Optimizer, factor: float) -> None
 def _make_optimiser(
     groups: Sequence[ParamGroup], recipe: Recipe, rates_on: torch.device | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser; its learning rates are numbers, or tensors on a device where steps are captured there."""
+    """The optimiser; its learning rates are numbers, or tensors on a device for captured steps."""
     options: list[dict[str, Any]] = []
     for group in groups:
         parameters = [parameter for parameter in group.module.parameters() if parameter.requires_grad]
@@ -195,15 +195,9 @@ def _make_optimiser(
     return torch.optim.SGD(options, momentum=0.9, weight_decay=recipe.weight_decay, fused=fused)
 
 
-def _set_training(groups: Sequence[ParamGroup], mode: bool) -> None:
-    for group in groups:
-        group.module.train(mode)
-
-
 def _checked_mean(values: Tensor, losses: int, task: Task, epoch: int) -> float:
-    not_finite = ~torch.isfinite(values)
-    if not_finite.any():
-        first = int(not_finite.int().argmax())
+    if not values.isfinite().all():
+        first = int((~values.isfinite()).int().argmax())
         raise OneaError(
             f"The loss became {values[first].item()} in task {task.index + 1}, epoch {epoch + 1}, "
             f"step {first // losses + 1}; lower the learning rate (--learning-rate)."

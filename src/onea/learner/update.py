@@ -28,7 +28,7 @@ from onea.learner.held_out import dropped_significantly, held_out_accuracy
 from onea.learner.merged_adapter import MergedAdapter
 from onea.tensors import round_to_bfloat16
 
-TrainAndMerge = Callable[[MergedAdapter], tuple[MergedAdapter, dict[str, Any]]]  # also returns a report for JSON
+TrainAndMerge = Callable[[MergedAdapter], tuple[MergedAdapter, dict[str, Any]]]  # returns a report for JSON as well
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LearnerState:
     Attributes:
         adapter: the merged adapter.
         statistics: of the features of each class, by kind; all classifiers of a kind share them.
-        features: stored features of some earlier images, ``[..., width]`` by name; they follow the drift as well.
+        features: stored features of some earlier images, ``[..., width]`` by name; their drift is compensated as well.
     """
 
     adapter: MergedAdapter
@@ -46,8 +46,8 @@ class LearnerState:
     features: Mapping[str, Tensor] = field(default_factory=dict)
 
     def apply_drift_map(self, drift_map: Tensor) -> LearnerState:
-        """The state after all features were multiplied by a matrix ``[width, width]``."""
-        statistics = {kind: each.apply_drift_map(drift_map) for kind, each in self.statistics.items()}
+        """The state with all features multiplied by a matrix ``[width, width]``."""
+        statistics = {kind: old.apply_drift_map(drift_map) for kind, old in self.statistics.items()}
         features = {
             name: round_to_bfloat16(value @ drift_map.float()) if len(value) else value
             for name, value in self.features.items()
@@ -61,8 +61,8 @@ class LearnerState:
     def reset_classes(self, classes: Tensor) -> LearnerState:
         """The state with empty statistics of these classes."""
         statistics = {
-            kind: each.reset_classes(classes) if isinstance(each, ClassStatistics) else each
-            for kind, each in self.statistics.items()
+            kind: old.reset_classes(classes) if isinstance(old, ClassStatistics) else old
+            for kind, old in self.statistics.items()
         }
         return replace(self, statistics=statistics)
 
@@ -70,9 +70,9 @@ class LearnerState:
 def add_images(
     statistics: Mapping[Hashable, Statistics], features: Tensor, labels: Tensor
 ) -> dict[Hashable, Statistics]:
-    """Statistics with images added: features of all their views ``[views, N, width]`` and their classes ``[N]``."""
+    """Statistics with images added: features of all views ``[views, N, width]``, and labels ``[N]``."""
     flat, repeated = features.flatten(0, 1), labels.repeat(len(features)).to(features.device)
-    return {kind: each.add(flat, repeated) for kind, each in statistics.items()}
+    return {kind: old.add(flat, repeated) for kind, old in statistics.items()}
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class NewImages:
         labels: the class of each image, as its row in the statistics, ``[N]``.
         compute_features: given the number of a view and an adapter, features of that view of all images, ``[N,
             width]``. View 0 is the whole image, the others are random crops.
-        held_out: images that are not trained on, ``bool [N]``.
+        held_out: mask of the images that are not trained on, ``bool [N]``.
         num_views: the number of views that are computed.
-        samples_per_image: how often each image counts in the statistics: once for each view, or a single view so often.
-        counted: images that enter the statistics, ``bool [N]``; None is all.
-        recompute: classes all of whose earlier images are in this update again, and these images, ``bool [N]``. If the
-            adapter changes, the statistics of these classes are computed again from these images.
+        samples_per_image: how often each image counts in the statistics: once for each view, or all for a single view.
+        counted: mask of the images that are added to the statistics, ``bool [N]``; None is all.
+        recompute: classes whose earlier images are all in this update again, and their mask, ``bool [N]``.
+            If the adapter changes, the statistics of these classes are computed again from these images.
     """
 
     labels: Tensor
@@ -106,9 +106,9 @@ class UpdateResult:
 
     Attributes:
         state: the new state.
-        state_before_adding: the same without the new images: the new adapter, and statistics of earlier images alone.
-        features: of the new images under the new adapter, ``[samples_per_image, N, width]``.
-        report: a JSON object about training, merge and check.
+        state_before_adding: the new adapter, with statistics of earlier images only.
+        features: of the new images with the new adapter, ``[samples_per_image, N, width]``.
+        report: on training, merge and check, for JSON.
     """
 
     state: LearnerState
@@ -134,7 +134,7 @@ def learn_update(
         train_and_merge: trains an adapter on the images that are not held out, and merges it; None keeps the adapter.
         kind: of the statistics that ``classifier`` is fitted to.
         classifier: predicts the held-out images for the check.
-        compensate_drift: whether the statistics of earlier classes follow the adapter.
+        compensate_drift: whether to compensate the drift of features in the statistics of earlier classes.
     """
     if train_and_merge is None:
         features, report = images.compute_features(0, state.adapter), {"trained": False}
@@ -157,9 +157,9 @@ def _adapt(
     classifier: Classifier,
     compensate_drift: bool,
 ) -> tuple[LearnerState, Tensor, dict[str, Any]]:
-    """Steps 1 to 3: the state with the new adapter or, if that was rejected, the old one; features; and a report."""
+    """Steps 1 to 3: the new state, or the old one if the merge was rejected; the features with it; and a report."""
     check = bool(images.held_out.any())
-    # A forward pass of all images, which a training without drift compensation and check does not need.
+    # A forward pass of all images, which is not needed without drift compensation and check.
     before = images.compute_features(0, state.adapter) if check or compensate_drift else None
 
     adapter, report = train_and_merge(state.adapter)
@@ -174,8 +174,8 @@ def _adapt(
 
     if check:
         accuracy_before, accuracy_after = (
-            held_out_accuracy(classifier, each.statistics[kind], features, images.labels, images.held_out)
-            for each, features in ((state, before), (new, after))
+            held_out_accuracy(classifier, candidate.statistics[kind], features, images.labels, images.held_out)
+            for candidate, features in ((state, before), (new, after))
         )
         count = int(images.held_out.sum())
         report["guard"] = {"before": accuracy_before, "after": accuracy_after, "images": count}

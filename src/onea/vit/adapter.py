@@ -14,11 +14,7 @@ from torch.nn import functional as F
 
 from onea.vit.hooks import BlockHooks
 
-_requires_grad, _version = attrgetter("requires_grad"), attrgetter("_version")
-
-
-def _has_forward_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+_requires_grad, _version = attrgetter("requires_grad"), attrgetter("_version")  # faster than generator expressions
 
 
 def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: float = 0.0) -> Tensor:
@@ -66,9 +62,9 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module, BlockHooks):
-    """One adapter for every block of a ViT, or for the last few; what One-A trains and merges.
+    """An adapter for each block of a ViT, or for each of the last blocks; these are trained and merged by One-A.
 
-    Tensors are named by their block of the network, ``blocks.8.up.weight``.
+    Tensors are named by the block of the network, such as ``blocks.8.up.weight``.
 
     Args:
         depth: number of blocks of the network.
@@ -160,13 +156,15 @@ class Adapters(nn.Module, BlockHooks):
         return self._flat[1]
 
     def for_inference(self, dtype: torch.dtype) -> BlockHooks:
-        """Adapters with their weights already in ``dtype``, if they are frozen and have no forward hooks.
+        """Adapters with weights in ``dtype``, if they are frozen and have no forward hooks.
 
         Autocast would convert the weights in every forward pass: four kernels per block, noticeable for one image.
         """
         if self.training or self.empty or torch.compiler.is_compiling():
             return self
-        if any(map(_requires_grad, self._parts)) or any(map(_has_forward_hooks, self._layers)):
+        if any(map(_requires_grad, self._parts)):
+            return self
+        if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers):
             return self
         flat = self.flat(dtype)
         if self._cached is None or self._cached[0] is not flat:
@@ -199,10 +197,10 @@ class Adapters(nn.Module, BlockHooks):
 
 
 class FlatAdapters(BlockHooks):
-    """Adapters whose weights are one plain tensor, an argument of a compiled network.
+    """Adapters whose weights are one tensor, an argument of a compiled network.
 
     One argument instead of four per block: in a small network, passing an argument takes longer than using it. The
-    length of the vector determines how many blocks, the last ones, have an adapter.
+    length of the vector determines the number of blocks, counted from the last, that have an adapter.
     """
 
     whole_sequence = False
@@ -212,10 +210,10 @@ class FlatAdapters(BlockHooks):
         matrix = count * width * rank
         down, up, down_bias, up_bias = flat.split([matrix, matrix, count * rank, count * width])
         parts = (
-            down.view(count, rank, width),
-            down_bias.view(count, rank),
-            up.view(count, width, rank),
-            up_bias.view(count, width),
+            down.view(-1, rank, width),
+            down_bias.view(-1, rank),
+            up.view(-1, width, rank),
+            up_bias.view(-1, width),
         )
         self.first_block = depth - count
         self._weights = list(zip(*(part.unbind() for part in parts), strict=True))

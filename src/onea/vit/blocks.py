@@ -36,9 +36,10 @@ class RotaryEmbedding(NamedTuple):
         return torch.cat([x[:, :, : self.start], rotated, x[:, :, stop:]], dim=2)
 
 
-def attention(
-    attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
-) -> Tensor:
+Prefix = tuple[Tensor, Tensor] | None
+
+
+def attention(attn: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int) -> Tensor:
     """Self-attention for the first ``queries`` tokens."""
     width = attn.num_heads * attn.head_dim
     if queries == h.shape[1]:  # one projection: with one image, each kernel launch counts
@@ -54,12 +55,7 @@ def attention(
 
 
 def rotary_attention(
-    attn: Any,
-    h: Tensor,
-    update: Tensor | None,
-    prefix: tuple[Tensor, Tensor] | None,
-    queries: int,
-    rotation: RotaryEmbedding | None,
+    attn: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
 ) -> Tensor:
     """Self-attention of timm's ``EvaAttention`` and ``AttentionRope`` for the first ``queries`` tokens."""
     width = attn.proj.in_features  # older timm versions lack head_dim
@@ -76,7 +72,7 @@ def rotary_attention(
     return _attend(attn, q, k, v, prefix)
 
 
-def _attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+def _attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, prefix: Prefix) -> Tensor:
     if prefix is not None:
         keys, values = (part.to(k.dtype).expand(len(k), -1, -1, -1) for part in prefix)
         k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
@@ -128,9 +124,6 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
     return x.reshape(*x.shape[:2], -1, width).transpose(1, 2)
 
 
-Prefix = tuple[Tensor, Tensor] | None
-
-
 class BlockOps:
     """The steps of timm's ``Block``, between which hooks are called; a namespace of functions."""
 
@@ -176,17 +169,15 @@ class PostNormOps(BlockOps):
         return block.norm2(block.mlp(u))  # type: ignore[no-any-return]
 
 
-def _attend_with_rotation(
-    block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
-) -> Tensor:
-    """The output of attention with rotary positions for the first ``queries`` tokens."""
-    return rotary_attention(block.attn, h, update, prefix, queries, rotation)
-
-
 class EvaOps(BlockOps):
-    """timm's ``EvaBlock``: layer scales are plain tensors or missing."""
+    """timm's ``EvaBlock``: rotary positions; layer scales are plain tensors or missing."""
 
-    attend = staticmethod(_attend_with_rotation)
+    @staticmethod
+    def attend(
+        block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
+    ) -> Tensor:
+        """The output of attention with rotary positions for the first ``queries`` tokens."""
+        return rotary_attention(block.attn, h, update, prefix, queries, rotation)
 
     @staticmethod
     def post_attention(block: Any, mixed: Tensor) -> Tensor:
@@ -203,7 +194,7 @@ class EvaOps(BlockOps):
 class EvaPostNormOps(PostNormOps):
     """timm's ``EvaBlockPostNorm``."""
 
-    attend = staticmethod(_attend_with_rotation)
+    attend = EvaOps.attend
 
 
 def block_ops_for(vit: Any) -> type[BlockOps] | str:
@@ -240,4 +231,4 @@ def rotary_embeddings(vit: Any, extra: int) -> list[RotaryEmbedding] | None:
         return None
     table = rope.get_embed(shape=vit.patch_embed.grid_size) if vit.dynamic_img_size else rope.get_embed()
     tables = table.unbind() if vit.rope_mixed else (table,) * len(vit.blocks)
-    return [RotaryEmbedding(each, vit.num_prefix_tokens + extra) for each in tables]
+    return [RotaryEmbedding(table, vit.num_prefix_tokens + extra) for table in tables]

@@ -66,38 +66,32 @@ class CompiledViT:
         self.sizes = tuple(sorted(set(sizes)))
         self._vit = vit
 
-        def flat_adapters(flat: Tensor | None, rank: int, scale: float, dropout: float) -> BlockHooks:
+        # The adapter is passed as its flat weights (or None), rank, scale and dropout rate.
+        def adapters(flat: Tensor | None, rank: int, scale: float, dropout: float) -> BlockHooks:
             if flat is None:
                 return NO_HOOKS
             flat = flat.to(vit.matrix_dtype)  # one conversion instead of one per matrix
             return FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout)
 
-        def whole(
-            images: Tensor, patches: Tensor | None, flat: Tensor | None, rank: int, scale: float, dropout: float
-        ) -> Tensor:
-            return vit.forward_eager(images, flat_adapters(flat, rank, scale, dropout), patches)
+        def whole(images: Tensor, patches: Tensor | None, *adapter: Any) -> Tensor:
+            return vit.forward_eager(images, adapters(*adapter), patches)
 
-        def to_block(
-            images: Tensor, patches: None, flat: Tensor | None, rank: int, scale: float, dropout: float, block: int
-        ) -> Tensor:
-            return vit.to_block_eager(images, block, flat_adapters(flat, rank, scale, dropout))
+        def to_block(images: Tensor, patches: None, block: int, *adapter: Any) -> Tensor:
+            return vit.to_block_eager(images, block, adapters(*adapter))
 
-        def from_block(
-            tokens: Tensor, patches: Tensor | None, flat: Tensor | None, rank: int, scale: float, dropout: float
-        ) -> Tensor:
-            return vit.from_block_eager(tokens, flat_adapters(flat, rank, scale, dropout), patches)
+        def from_block(tokens: Tensor, patches: Tensor | None, *adapter: Any) -> Tensor:
+            return vit.from_block_eager(tokens, adapters(*adapter), patches)
 
         def hooked(images: Tensor, hooks: BlockHooks, patches: Tensor | None) -> Tensor:
             return vit.forward_eager(images, hooks, patches)
 
-        options = _FP8_OPTIONS if vit.fp8 else {}
+        options = _FP8_OPTIONS if vit.fp8 and backend == "inductor" else {}
         self._whole, self._to_block, self._from_block = (
-            _CompiledFunction(each, backend, options) for each in (whole, to_block, from_block)
+            _CompiledFunction(function, backend, options) for function in (whole, to_block, from_block)
         )
-        plain = options if backend == "inductor" else {}
         # One function per kind, because PyTorch limits the compiled versions of one function.
         self._hooked: defaultdict[tuple[type, int, bool], Callable[..., Tensor]] = defaultdict(
-            partial(_compile, hooked, backend, plain, fullgraph=False)
+            partial(_compile, hooked, backend, options, fullgraph=False)
         )
 
     def accepts(self, batch: Tensor, hooks: BlockHooks) -> bool:
@@ -105,9 +99,9 @@ class CompiledViT:
         return _is_argument(hooks) and len(batch) <= self.sizes[-1]
 
     def accepts_images(self, images: Tensor, hooks: BlockHooks) -> bool:
-        """Whether a forward pass from images to features is compiled.
+        """Whether a forward pass from images to features is compiled; with hooks other than adapters for full batches.
 
-        With hooks other than adapters only full batches are, because state that hooks have per image is not padded.
+        The state that such hooks have per image is not padded.
         """
         return self.accepts(images, hooks) or (hooks.compilable and len(images) in self.sizes)
 
@@ -120,7 +114,7 @@ class CompiledViT:
     def to_block(self, images: Tensor, hooks: BlockHooks, block: int) -> Tensor:
         """Tokens that enter a block."""
         earlier = hooks if hooks.first_block < block else NO_HOOKS
-        return self._padded(self._to_block, images, None, *self._arguments(earlier), block)
+        return self._padded(self._to_block, images, None, block, *self._arguments(earlier))
 
     def from_block(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of tokens that enter a block."""
@@ -151,12 +145,9 @@ class _CompiledFunction:
     """A function of tensors, compiled on first call, with and without CUDA graphs."""
 
     def __init__(self, function: Callable[..., Tensor], backend: str, options: Mapping[str, Any]):
-        if backend == "inductor":
-            # In a small network, launching a kernel takes longer than running it.
+        self._direct = self._graphed = _compile(function, backend, options)
+        if backend == "inductor":  # in a small network, launching a kernel takes longer than running it
             self._graphed = _compile(function, backend, {**options, **_CUDA_GRAPHS})
-            self._direct = _compile(function, backend, options)
-        else:
-            self._graphed = self._direct = _compile(function, backend, {})
 
     def __call__(self, *arguments: Any) -> Tensor:
         if _direct.get():
@@ -174,7 +165,7 @@ def _compile(
 
 
 def _copy_function(function: Any) -> FunctionType:
-    """A copy with a code object of its own: PyTorch caches compiled versions by code object, eight at most.
+    """A copy with another code object, because PyTorch caches at most eight compiled versions per code object.
 
     Otherwise several networks in one process would share these eight.
     """

@@ -26,7 +26,7 @@ class FrozenViT(nn.Module):
 
     Attributes:
         name: as given by the user.
-        config: what the tensors do not contain: architecture, licence, preprocessing.
+        config: architecture, licence and preprocessing.
         no_hooks_reason: why the network does not support hooks; empty if it does.
         digest: sha256 of the weights as loaded.
         size: side of the input image in pixels.
@@ -42,20 +42,10 @@ class FrozenViT(nn.Module):
     no_hooks_reason = ""
     rotary = False
 
-    # Any, because timm is untyped.
-    def __init__(
-        self,
-        vit: Any,
-        name: str,
-        digest: str,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-        config: NetworkConfig | None = None,
-    ):
+    def __init__(self, vit: Any, name: str, digest: str, config: NetworkConfig):
         super().__init__()
-        self.name, self.digest, self.mean, self.std = name, digest, mean, std
-        self.config = config or NetworkConfig(mean=mean, std=std)
-        self.vit: Any = vit.requires_grad_(False).eval()
+        self.name, self.digest, self.config, self.mean, self.std = name, digest, config, config.mean, config.std
+        self.vit: Any = vit.requires_grad_(False).eval()  # Any, because timm is untyped
         self.fp8 = False
         self._compiled: CompiledViT | None = None
         self._inspect(vit)
@@ -108,7 +98,7 @@ class FrozenViT(nn.Module):
             to_fp8(self.vit.blocks[: -1 if self._num_pooled else None])
         for module in self.vit.modules():
             if isinstance(module, Fp8Linear):
-                module.keep_in(dtype)
+                module.cast_originals(dtype)
             elif isinstance(module, nn.Linear | nn.Conv2d):
                 module.to(dtype)
         self.matrix_dtype, self.fp8 = dtype, fp8
@@ -136,7 +126,7 @@ class FrozenViT(nn.Module):
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
-        """Run forward passes uncompiled, so that their operations can be counted."""
+        """Run forward passes uncompiled, to count their operations."""
         compiled, self._compiled = self._compiled, None
         try:
             yield
@@ -163,12 +153,12 @@ class FrozenViT(nn.Module):
         """Use the original weights, because replacing them does not change their FP8 copies."""
         layers = [module for module in self.vit.modules() if isinstance(module, Fp8Linear)] if self.fp8 else []
         for layer in layers:
-            layer.plain = True
+            layer.disabled = True
         try:
             yield
         finally:
             for layer in layers:
-                layer.plain = False
+                layer.disabled = False
 
     def forward_eager(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """``forward`` without compilation."""
@@ -286,7 +276,7 @@ def _embed_patches(embed: Any, images: Tensor) -> Tensor:
 def freeze(network: Any, name: str, digest: str, config: NetworkConfig) -> FrozenViT:
     """Freeze a timm network: as ``FrozenViT`` if it supports hooks, else as ``FrozenFeatures``."""
     kind = FrozenFeatures if isinstance(block_ops_for(network), str) else FrozenViT
-    return kind(network, name, digest, config.mean, config.std, config)
+    return kind(network, name, digest, config)
 
 
 class FrozenFeatures(FrozenViT):
@@ -307,8 +297,8 @@ class FrozenFeatures(FrozenViT):
         self.shares_keys = False
         weights = (module.weight for module in vit.modules() if isinstance(module, nn.Linear | nn.Conv2d))
         self.matrix_dtype = next(weights).dtype
-        args = self.config.model_args
-        self.size = int(args.get("img_size") or self.config.input_size or _default_size(vit))
+        default = (getattr(vit, "pretrained_cfg", None) or {}).get("input_size") or (3, 224, 224)
+        self.size = int(self.config.model_args.get("img_size") or self.config.input_size or default[1])
 
     def with_image_size(self, size: int) -> FrozenViT:
         """Change the input size, if the network supports it."""
@@ -321,8 +311,7 @@ class FrozenFeatures(FrozenViT):
                 self.vit.requires_grad_(False)
             elif pretrained.get("fixed_input_size"):
                 raise ValueError("its input size is fixed")
-            features = self.forward_eager(torch.zeros(1, 3, size, size), NO_HOOKS)  # some sizes do not fit its windows
-            assert features.shape == (1, self.width), "it returns no feature vector"
+            self.forward_eager(torch.zeros(1, 3, size, size), NO_HOOKS)  # some sizes do not fit its windows
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
@@ -336,22 +325,20 @@ class FrozenFeatures(FrozenViT):
     def cast_matrices(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
         """Cast linear and convolutional layers to the dtype that autocast would cast them to."""
         if fp8:
-            raise OneaError(
-                f"fp8 is for plain vision transformers, and {self._without_hooks()}; choose another --precision."
-            )
+            raise OneaError(f"fp8 is for plain vision transformers, and {self._reason()}; choose another --precision.")
         from_fp8(self.vit)
         return super().cast_matrices(dtype)
 
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
         """Not supported."""
-        raise OneaError(f"Hooks are not supported: {self._without_hooks()}.")
+        raise OneaError(f"Hooks are not supported: {self._reason()}.")
 
     def forward_eager(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """``forward`` without compilation."""
         if patches is not None or (hooks is not NO_HOOKS and not (isinstance(hooks, Adapters) and hooks.empty)):
-            raise OneaError(f"Hooks are not supported: {self._without_hooks()}.")
+            raise OneaError(f"Hooks are not supported: {self._reason()}.")
         features: Tensor = self.vit.forward_head(self.vit.forward_features(images), pre_logits=True)
-        if features.dim() == 4:  # some keep spatial dimensions of size 1
+        if features.dim() == 4:  # with spatial dimensions of size 1
             features = features.flatten(1)
         if features.shape[1:] != (self.width,):
             raise OneaError(
@@ -360,11 +347,5 @@ class FrozenFeatures(FrozenViT):
             )
         return features.float()
 
-    def _without_hooks(self) -> str:
+    def _reason(self) -> str:
         return f"of backbone '{self.name}', {self.no_hooks_reason}"
-
-
-def _default_size(network: Any) -> int:
-    """The input size in timm's configuration of an architecture."""
-    pretrained = getattr(network, "pretrained_cfg", None) or {}
-    return int((pretrained.get("input_size") or (3, 224, 224))[1])

@@ -15,6 +15,11 @@ from onea.tensors import to_float64
 _CHUNK = 4096  # rows in memory as one-hot labels
 
 
+def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
+    bound = 1 / math.sqrt(width)
+    return torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
+
+
 class LinearHead(nn.Module):
     """A linear classifier over the classes of a task."""
 
@@ -57,16 +62,16 @@ class GrowingHead(nn.Module):
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add rows for new classes."""
         width = self.weight.shape[1]
-        bound = 1 / math.sqrt(width)
-        rows, bias = torch.empty(classes, width), torch.zeros(classes)
         if self.start == "truncated":
-            nn.init.trunc_normal_(rows, std=0.02, generator=generator)
+            rows = nn.init.trunc_normal_(torch.empty(classes, width), std=0.02, generator=generator)
+            bias = torch.zeros(classes)
         else:
-            rows.uniform_(-bound, bound, generator=generator)
-            bias.uniform_(-bound, bound, generator=generator)
+            rows, bound = _uniform(classes, width, generator), 1 / math.sqrt(width)
+            bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
         device = self.weight.device
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(device)]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(device)]))
+        self.load_rows(
+            torch.cat([self.weight.detach(), rows.to(device)]), torch.cat([self.bias.detach(), bias.to(device)])
+        )
 
     def append(self, head: GrowingHead) -> None:
         """Add the rows of another head."""
@@ -85,13 +90,8 @@ class GrowingHead(nn.Module):
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: range) -> Tensor:
-    """Cross-entropy over the classes of one task, as with all other logits masked by minus infinity."""
+    """Cross-entropy over the logits of one task's classes."""
     return F.cross_entropy(logits[:, classes.start : classes.stop].float(), labels - classes.start)
-
-
-def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
-    bound = 1 / math.sqrt(width)
-    return torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
 
 
 def cosine_scores(features: Tensor, prototypes: Tensor) -> Tensor:

@@ -36,10 +36,10 @@ class BlockHooks:
         first_block: the first block that it changes; inputs of this block depend on the frozen network only.
         whole_sequence: whether it needs every token in the last block. Otherwise a network that uses only its class
             token skips the others there: ``u`` then has one token, ``h`` still has all.
-        extra_tokens: number of tokens that it inserts between the prefix tokens and the patches, which networks with
-            rotary positions need to know; tokens after the patches do not count.
-        compilable: whether forward passes with it may be compiled: it uses tensors only, in the same way every time. A
-            change of their number or shapes triggers a new compilation.
+        extra_tokens: number of tokens that it inserts between the prefix tokens and the patches, for rotary positions;
+            tokens after the patches do not count.
+        compilable: whether forward passes with it may be compiled: it only computes with tensors, in the same way every
+            time. A change of their number or shapes triggers a new compilation.
     """
 
     first_block: int = 0

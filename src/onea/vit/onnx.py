@@ -26,23 +26,23 @@ OPSET = 18
 
 
 def onnx_runtime(module: str = "onnxruntime") -> Any:
-    """ONNX Runtime or a module of it, with its telemetry switched off. All that need it import it here.
+    """ONNX Runtime or one of its modules, without telemetry; import it nowhere else.
 
-    Left on, telemetry looks up a server of its maker and keeps the kind of machine in a database below HOME.
+    Its telemetry looks up a server of the manufacturer and writes a database of machine properties below HOME.
 
     Raises:
         OneaError: it is not installed.
     """
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # is read when it is imported
-    import_extra("onnxruntime", "export").disable_telemetry_events()  # for who imported it before
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read during the import
+    import_extra("onnxruntime", "export").disable_telemetry_events()  # if it was imported before
     return import_extra(module, "export")
 
 
 def check_installed() -> None:
-    """Refuse to begin where a library that ONNX files need is missing.
+    """Check that the libraries for ONNX files are installed.
 
     Raises:
-        OneaError: one is.
+        OneaError: one is missing.
     """
     for library in ("onnx", "onnxscript"):
         import_extra(library, "export")
@@ -66,13 +66,13 @@ def export_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> An
     model = program.model_proto
     graphs = [model.graph, *model.functions]
     for part in [*graphs, *(node for graph in graphs for node in graph.node)]:
-        part.ClearField("metadata_props")  # these hold stack traces, with paths of this machine
+        part.ClearField("metadata_props")  # stack traces, with paths of this machine
         part.ClearField("doc_string")
     return model
 
 
 def save_onnx(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
-    """Check an ONNX model and write it with what there is to know about it."""
+    """Check an ONNX model and write it with metadata."""
     onnx = import_extra("onnx", "export")
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model)
@@ -94,86 +94,83 @@ class Session:
         return outputs
 
 
-_SHARE = 0.75  # of the activations' spread that moves into the weights, which have finer scales
-_LEAST = 1e-5
-_PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}  # or the library warns that the graph may be a raw one
+_SMOOTHING = 0.75  # alpha of SmoothQuant: share of the activations' spread that moves into the weights
+_MIN_MAXIMUM = 1e-5
+_PREPROCESSED = {"onnx.quant.pre_process": "onnxruntime.quant"}  # prevents a warning about missing preprocessing
 
 
 @torch.no_grad()
 def smooth_activations(vit: FrozenViT, run: Callable[[], object]) -> None:
-    """Even out the channels that enter a network's widest products; what it computes stays the same.
+    """Even out the input channels of a network's widest products (SmoothQuant); its output stays the same.
 
-    A few channels are many times larger than the others, and one scale for all leaves those hardly any levels. Dividing
-    a norm's outputs by a factor for each channel, and multiplying the weights that read them by it, moves that spread
-    into the weights (SmoothQuant, https://arxiv.org/abs/2211.10438).
+    A few channels are many times larger than the others, and a common scale leaves hardly any levels for those.
+    Dividing each output channel of a norm by a factor, and multiplying the weights of the next layer by it, moves the
+    spread into the weights (https://arxiv.org/abs/2211.10438).
 
     Args:
         vit: the network.
-        run: runs it on what it may meet.
+        run: runs the network on representative images.
     """
-    largest: dict[nn.Module, Tensor] = {}
+    maxima: dict[nn.Module, Tensor] = {}
 
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found = inputs[0].abs().flatten(0, -2).amax(0)
-        largest[module] = torch.maximum(largest[module], found) if module in largest else found
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        maximum = inputs[0].abs().flatten(0, -2).amax(0)
+        maxima[layer] = torch.maximum(maxima[layer], maximum) if layer in maxima else maximum
 
     pairs = [pair for block in vit.vit.blocks for pair in ((block.norm1, block.attn.qkv), (block.norm2, block.mlp.fc1))]
-    notes = [product.register_forward_pre_hook(note) for _, product in pairs]
+    handles = [layer.register_forward_pre_hook(record) for _, layer in pairs]
     try:
         run()
     finally:
-        for noted in notes:
-            noted.remove()
-    for norm, product in pairs:
-        if product in largest:  # the last block computes the queries of one token alone, in its own way
-            weights = product.weight.abs().amax(0).clamp_min(_LEAST)
-            factors = largest[product].clamp_min(_LEAST) ** _SHARE / weights ** (1 - _SHARE)
-            for parameter in (norm.weight, norm.bias):
-                parameter.div_(factors)
-            product.weight.mul_(factors)
+        for handle in handles:
+            handle.remove()
+    for norm, layer in pairs:
+        if layer in maxima:  # attention of the last block does not call its layer: it needs one token's query only
+            weights = layer.weight.abs().amax(0).clamp_min(_MIN_MAXIMUM)
+            factors = maxima[layer].clamp_min(_MIN_MAXIMUM) ** _SMOOTHING / weights ** (1 - _SMOOTHING)
+            norm.weight.div_(factors)
+            norm.bias.div_(factors)
+            layer.weight.mul_(factors)
 
 
 def quantise_int8(model: Any, folder: Path) -> Any:
-    """The ONNX model of a network with the products of its blocks in eight bits; what is around them stays as it is.
-
-    A file ``int8.onnx`` is left in ``folder``.
-    """
+    """An ONNX model with the matrix products of its blocks in int8; leaves a file ``int8.onnx`` in ``folder``."""
     onnx, quantization = import_extra("onnx", "export"), onnx_runtime("onnxruntime.quantization")
     weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
     nodes = list(model.graph.node)  # in the order of computation
-    norms = [place for place, node in enumerate(nodes) if node.op_type == "LayerNormalization"]
+    norms = [index for index, node in enumerate(nodes) if node.op_type == "LayerNormalization"]
     blocks = nodes[norms[0] : norms[-1]]
     products = [node.name for node in blocks if node.op_type == "MatMul" and node.input[1] in weights]
-    onnx.helper.set_model_props(model, _PREPARED)
-    written = folder / "int8.onnx"
+    onnx.helper.set_model_props(model, _PREPROCESSED)
+    path = folder / "int8.onnx"
     quantization.quantize_dynamic(
         model,
-        written,
+        path,
         op_types_to_quantize=["MatMul"],
         nodes_to_quantize=products,
         per_channel=True,
         weight_type=quantization.QuantType.QInt8,
     )
-    return onnx.load(written)
+    return onnx.load(path)
 
 
-# Cut what lies far outside the final crop and scale until the square is covered, width first; only the square itself is
-# computed. All sizes are (height, width). Round takes halves to the even number, as Python does.
+# Crop the margins far outside the final square, then resize, width first; only pixels of the square are computed. All
+# sizes are (height, width). Round rounds halves to the even number, as in Python.
 _FRONT = """
 <ir_version: 8, opset_import: ["": {opset}]>
 photos (uint8[batch, height, width, 3] images) => (float[batch, 3, {side}, {side}] squares)
 <int64[2] photo_swap = {{1, 0}}, int64 photo_two = {{2}}, int64 photo_zero = {{0}}, int64 photo_one = {{1}},
  int64[2] photo_rows = {{1, 2}}, int64 photo_side = {{{side}}}, int64[1] photo_column = {{1}},
- float photo_white = {{255}}, double real_none = {{0}}, double real_half = {{0.5}}, double real_one = {{1}},
- double real_two = {{2}}, double real_most = {{255}}, double real_fine = {{4194304}}, double real_cubic = {{1.5}},
+ float photo_white = {{255}}, double real_zero = {{0}}, double real_half = {{0.5}}, double real_one = {{1}},
+ double real_two = {{2}}, double real_max = {{255}}, double real_fine = {{4194304}}, double real_cubic = {{1.5}},
  double real_square = {{2.5}}, double real_five = {{5}}, double real_eight = {{8}}, double real_four = {{4}},
  double real_a = {{-0.5}}>
 {{
   photo_size = Shape <start = 1, end = 3> (images)
   photo_across = Gather (photo_size, photo_swap)
-  photo_most = Mul (photo_across, photo_two)
-  photo_over = Sub (photo_size, photo_most)
-  photo_excess = Max (photo_over, photo_zero)
+  photo_limit = Mul (photo_across, photo_two)
+  photo_surplus = Sub (photo_size, photo_limit)
+  photo_excess = Max (photo_surplus, photo_zero)
   photo_spare = Div (photo_excess, photo_two)
   photo_end = Sub (photo_size, photo_spare)
   photo_cut = Slice (images, photo_spare, photo_end, photo_rows)
@@ -201,8 +198,8 @@ photos (uint8[batch, height, width, 3] images) => (float[batch, 3, {side}, {side
 }}
 """
 
-# Pillow's weights along one axis, ``[side, kept]``: Keys' cubic of the distances between the middles of the pixels, as
-# wide as the photo shrinks, of sum one; in its order of operations.
+# Pillow's weights along one axis, ``[side, kept]``: Keys' cubic of the distances between the centres of the pixels,
+# widened by the scale, normalised to sum one; in Pillow's order of operations.
 _WEIGHTS = """
   {axis}_kept = Gather (photo_kept, {index})
   {axis}_wanted = Gather (photo_covering, {index})
@@ -217,7 +214,7 @@ _WEIGHTS = """
   {axis}_middles = Add ({axis}_numbers, real_half)
   {axis}_places = Mul ({axis}_middles, {axis}_scale)
   {axis}_centres = Unsqueeze ({axis}_places, photo_column)
-  {axis}_pixels = Range (real_none, {axis}_from, real_one)
+  {axis}_pixels = Range (real_zero, {axis}_from, real_one)
   {axis}_offsets = Sub ({axis}_pixels, {axis}_centres)
   {axis}_shifted = Add ({axis}_offsets, real_half)
   {axis}_signed = Mul ({axis}_shifted, {axis}_narrow)
@@ -235,7 +232,7 @@ _WEIGHTS = """
   {axis}_far = Mul ({axis}_far_e, real_a)
   {axis}_is_near = Less ({axis}_x, real_one)
   {axis}_is_close = Less ({axis}_x, real_two)
-  {axis}_outer = Where ({axis}_is_close, {axis}_far, real_none)
+  {axis}_outer = Where ({axis}_is_close, {axis}_far, real_zero)
   {axis}_cubic = Where ({axis}_is_near, {axis}_near, {axis}_outer)
   {axis}_sum = ReduceSum ({axis}_cubic, photo_column)
   {axis}_share = Div ({axis}_cubic, {axis}_sum)
@@ -247,17 +244,17 @@ _WEIGHTS = """
   {axis}_weights = Mul ({axis}_whole, {axis}_sign)
 """
 
-# Sums of weighted bytes as bytes again.
+# Weighted sums of bytes, rounded to bytes.
 _ROUNDED = """
   {axis}_raw = Div ({axis}_sums, real_fine)
   {axis}_raised = Add ({axis}_raw, real_half)
   {axis}_floor = Floor ({axis}_raised)
-  {axis}_levels = Clip ({axis}_floor, real_none, real_most)
+  {axis}_levels = Clip ({axis}_floor, real_zero, real_max)
 """
 
 
 def prepend_resize(model: Any, side: int) -> None:
-    """Let a model that takes squares of pixels in 0..1 take photos instead: ``uint8 [N, height, width, 3]``, RGB."""
+    """Change the input of a model from squares of pixels in 0..1 to RGB photos ``uint8 [N, height, width, 3]``."""
     axes = {"down": "photo_zero", "across": "photo_one"}
     parts = {axis: _WEIGHTS.format(axis=axis, index=index) for axis, index in axes.items()}
     parts |= {f"{axis}_rounded": _ROUNDED.format(axis=axis) for axis in axes}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton attention for short sequences: 65 tokens waste most of the tiles of general kernels.
 
-PyTorch's kernels also need the gradients of queries, keys and values to be concatenated afterwards. This one writes
-them in place, and saves nothing but its input for the backward pass.
+With PyTorch's kernels, the gradients of queries, keys and values must also be concatenated afterwards. This kernel
+writes them into one tensor, and saves only its input for the backward pass.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 _TRITON = importlib.util.find_spec("triton") is not None
-_MAX_TOKENS = 128  # that one program can hold
-_WIDTHS = (16, 32, 64)  # of a head; wider ones do not fit the shared memory of smaller chips
+_MAX_TOKENS = 128  # of one program
+_WIDTHS = (16, 32, 64)  # of a head; wider ones do not fit into the shared memory of smaller GPUs
 
 
 def is_supported(qkv: Tensor, heads: int) -> bool:

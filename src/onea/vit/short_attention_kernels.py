@@ -31,10 +31,10 @@ except ImportError:  # CPU builds of PyTorch lack it and never call the kernels
 @jit
 def _read(at, inside, MASKED: tl.constexpr):
     if MASKED:
-        found = tl.load(at, mask=inside[:, None], other=0.0)
+        values = tl.load(at, mask=inside[:, None], other=0.0)
     else:
-        found = tl.load(at)
-    return found
+        values = tl.load(at)
+    return values
 
 
 @jit
@@ -47,14 +47,14 @@ def _write(at, values, inside, MASKED: tl.constexpr):
 
 
 @jit
-def _along(tile, row):
-    """The product of each row of a tile with one row."""
+def _dot_rows(tile, row):
+    """The dot product of each row of a tile with one row."""
     return tl.sum(tile.to(tl.float32) * row[None, :], 1)
 
 
 @jit
-def _weighed(tile, column):
-    """The sum of the rows of a tile, each times its number of a column."""
+def _weighted_sum(tile, column):
+    """The sum of the rows of a tile, weighted by a column."""
     return tl.sum(tile.to(tl.float32) * column[:, None], 0)
 
 
@@ -64,28 +64,28 @@ def _tile(q, k, kx, inside, SCALE: tl.constexpr, PADDED: tl.constexpr, EXTRA: tl
     s = tl.dot(q, tl.trans(k)) * SCALE
     if PADDED:
         s = tl.where(inside[None, :], s, float("-inf"))
-    most = tl.max(s, 1)
-    px = most
+    maximum = tl.max(s, 1)
+    px = maximum
     if EXTRA:
-        px = _along(q, kx) * SCALE
-        most = tl.maximum(most, px)
-    p = tl.exp2(s - most[:, None])
+        px = _dot_rows(q, kx) * SCALE
+        maximum = tl.maximum(maximum, px)
+    p = tl.exp2(s - maximum[:, None])
     total = tl.sum(p, 1)
     if EXTRA:
-        px = tl.exp2(px - most)
+        px = tl.exp2(px - maximum)
         total += px
-    share = 1.0 / total
-    return p * share[:, None], px * share
+    factor = 1.0 / total
+    return p * factor[:, None], px * factor
 
 
 @jit
 def _row_below(k, qx, kx, SCALE: tl.constexpr):
     """``py`` and ``pz``, in float32."""
-    sy, sz = _along(k, qx) * SCALE, tl.sum(qx * kx, 0) * SCALE
-    most = tl.maximum(tl.max(sy, 0), sz)
-    py, pz = tl.exp2(sy - most), tl.exp2(sz - most)
-    share = 1.0 / (tl.sum(py, 0) + pz)
-    return py * share, pz * share
+    sy, sz = _dot_rows(k, qx) * SCALE, tl.sum(qx * kx, 0) * SCALE
+    maximum = tl.maximum(tl.max(sy, 0), sz)
+    py, pz = tl.exp2(sy - maximum), tl.exp2(sz - maximum)
+    factor = 1.0 / (tl.sum(py, 0) + pz)
+    return py * factor, pz * factor
 
 
 @jit
@@ -115,7 +115,7 @@ def short_attention_forward(
         qx, vx = tl.load(source + last).to(tl.float32), tl.load(source + 2 * STEP + last).to(tl.float32)
         o += px[:, None] * vx[None, :]
         py, pz = _row_below(k, qx, kx, SCALE)
-        ox = _weighed(v, py) + pz * vx
+        ox = _weighted_sum(v, py) + pz * vx
         tl.store(target + TILE * STEP + columns, ox.to(out.dtype.element_ty))
     _write(target + rows[:, None] * STEP + columns[None, :], o, inside, PADDED)
 
@@ -124,7 +124,7 @@ def short_attention_forward(
 def short_attention_backward(
     qkv, upper, grad, TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr
 ):
-    """Write the gradient of ``qkv``, in its order; ``upper`` is that of the output, in the order of that."""
+    """Write the gradient of ``qkv``; ``upper`` is the gradient of the output. Each has the layout of its tensor."""
     PADDED: tl.constexpr = TILE > TOKENS
     EXTRA: tl.constexpr = TILE < TOKENS
     STEP: tl.constexpr = HEADS * WIDTH
@@ -152,15 +152,15 @@ def short_attention_backward(
         qx, vx = tl.load(source + last).to(tl.float32), tl.load(source + 2 * STEP + last).to(tl.float32)
         dox = tl.load(above + TILE * STEP + columns).to(tl.float32)
         py, pz = _row_below(k, qx, kx, SCALE)
-        dpy, dpz = _along(v, dox), tl.sum(vx * dox, 0)
+        dpy, dpz = _dot_rows(v, dox), tl.sum(vx * dox, 0)
         mean_y = tl.sum(py * dpy, 0) + pz * dpz
         dsy, dsz = py * (dpy - mean_y) * FACTOR, pz * (dpz - mean_y) * FACTOR
-        dpx = _along(do, vx)
+        dpx = _dot_rows(do, vx)
         mean += px * dpx
         dsx = px * (dpx - mean) * FACTOR
-        dqx = _weighed(k, dsy) + dsz * kx
-        dkx = _weighed(q, dsx) + dsz * qx
-        dvx = _weighed(do, px) + pz * dox
+        dqx = _weighted_sum(k, dsy) + dsz * kx
+        dkx = _weighted_sum(q, dsx) + dsz * qx
+        dvx = _weighted_sum(do, px) + pz * dox
         tl.store(target + last, dqx.to(grad.dtype.element_ty))
         tl.store(target + STEP + last, dkx.to(grad.dtype.element_ty))
         tl.store(target + 2 * STEP + last, dvx.to(grad.dtype.element_ty))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from onea.data.dataset import Split
-from onea.data.decode import read_image, resize_square
+from onea.data.decode import fit, read_image
 from onea.data.image_files import OnBad, map_threaded, sha256_of_files
 from onea.errors import OneaError
 from onea.files import cache_folder
@@ -86,7 +86,7 @@ def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]
     assert packed.pixels.shape == (2, 3, 8, 8)
     assert split.files is not None
     for row, file in enumerate(split.files):
-        assert np.array_equal(packed.pixels[row], resize_square(read_image(file), 8))
+        assert np.array_equal(packed.pixels[row], fit(read_image(file), 8, 8))
 
 
 def test_one_shape_for_both_splits(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from onea.errors import OneaError
 from onea.learner.adapter_training import train_adapter
 from onea.learner.local_head import local_head
-from onea.learner.merge_statistics import diagonal_fisher, gram_matrices
-from onea.learner.merged_adapter import AdapterCache
+from onea.learner.merged_adapter import AdapterCache, diagonal_fisher, gram_matrices
 from onea.merging import OPERATORS, make_operator
 from onea.merging.operator import Sizes
 from onea.vit.adapter import Adapters

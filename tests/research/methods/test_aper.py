@@ -19,6 +19,7 @@ from onea.research.methods.aper import SSF, VPT, AperAdapterOptions, AperVPTOpti
 from onea.research.methods.presets import preset_options
 from onea.vit.backbones import digest_of
 from onea.vit.frozen import FrozenViT
+from onea.vit.network_config import NetworkConfig
 
 VARIANTS = ["aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
 # Plain ViTs of every kind of pooling, prefix tokens and missing biases.
@@ -45,7 +46,7 @@ def vit(request) -> FrozenViT:
         )
         for parameter in model.parameters():  # away from zero biases and unit norms, which would hide mistakes
             parameter.data += 0.1 * torch.randn_like(parameter)
-    return FrozenViT(model, "tiny", "", (0.5,) * 3, (0.5,) * 3)
+    return FrozenViT(model, "tiny", "", NetworkConfig())
 
 
 def images_of(count: int = 4) -> torch.Tensor:
@@ -211,7 +212,7 @@ def test_ssf_starts_near_the_identity_and_gives_every_parameter_a_gradient(vit):
 
 def test_sizes_on_vit_b_are_the_published_ones():
     with torch.device("meta"):
-        vit = FrozenViT(VisionTransformer(num_classes=0), "base", "", (0.5,) * 3, (0.5,) * 3)
+        vit = FrozenViT(VisionTransformer(num_classes=0), "base", "", NetworkConfig())
 
     def size(module):
         return sum(value.numel() for value in module.parameters())
