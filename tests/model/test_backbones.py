@@ -209,7 +209,7 @@ def test_the_command_tells_about_backbones(onea):
 def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, tiny_images, tmp_path):
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(tiny_vit), bare)
-    with pytest.raises(OneaError, match="does not say how many heads"):
+    with pytest.raises(OneaError, match="does not contain the number of heads"):
         tiny_model(str(bare)).learn(tiny_images / "train")
     model = tiny_model(f"plain:{bare}").learn(tiny_images / "train")
     state = model.snapshot().state

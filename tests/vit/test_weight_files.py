@@ -53,7 +53,9 @@ def check(name: str, network: torch.nn.Module, config: dict[str, Any]) -> None:
 
 def test_a_file_that_says_nothing_is_refused(written):
     path, _, _ = written
-    words = r"does not say how many heads.*config.json beside it.*ARCHITECTURE.TAG:model.safetensors.*plain:model"
+    words = (
+        r"does not contain the number of heads.*config.json beside it.*ARCHITECTURE.TAG:model.safetensors.*plain:model"
+    )
     with pytest.raises(OneaError, match=words) as caught:
         load_backbone(str(path))
     assert "\n" not in str(caught.value)
@@ -118,7 +120,7 @@ def test_copies_of_the_embedded_networks_are_known_by_their_digest(name, tmp_pat
         ({"architecture": "resnet999"}, "timm has no architecture 'resnet999'"),
         ({"architecture": "hf-hub:someone/else"}, "timm has no architecture"),
         ({"architecture": None}, "it names no architecture"),
-        ({"pretrained_cfg": {}}, "does not say with which mean and std"),
+        ({"pretrained_cfg": {}}, "has no mean and std"),
         ({"pretrained_cfg": {"mean": [0.5], "std": [0.5]}}, "not three numbers"),
         ({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5, 0.5, 0.0]}}, "not three numbers"),
         (

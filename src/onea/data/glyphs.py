@@ -98,14 +98,11 @@ PLANS: dict[str, _Plan] = {
 
 
 def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
-    """Draw an embedded dataset, or read it from the cache.
+    """Draw an embedded dataset, or read it from the cache; each script or symbol family is a group.
 
     Args:
         name: ``glyphs``, or ``glyphs-mini`` for a small fixed part of it.
         cache: folder that keeps the drawn images between runs; None draws them every time.
-
-    Returns:
-        The dataset, with one group for each script or symbol family.
 
     Raises:
         OneaError: for an unknown name, or when the cache folder cannot be written.
@@ -133,10 +130,7 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
 def draw_glyphs(chars: Mapping[str, str], train: int, test: int) -> Iterator[tuple[str, str, int, Pixels]]:
     """Some images of the dataset ``glyphs``: split, character, number and pixels ``uint8 [3, SIDE, SIDE]`` of each.
 
-    Args:
-        chars: characters by family.
-        train: training images of each character.
-        test: test images of each character, in other typefaces than the training images.
+    ``chars`` are characters by family; test images have other typefaces than training images.
     """
     plan = _Plan(chars, train, test)
     for split in ("train", "test"):

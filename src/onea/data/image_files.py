@@ -91,12 +91,7 @@ def check_readable(
 ) -> None:
     """Refuse unreadable images if ``on_bad`` is ``fail``, and classes without a readable image.
 
-    Args:
-        split: the split that was read.
-        rows: rows of the readable images.
-        skipped: ``path: reason`` of each unreadable image.
-        on_bad: how to handle unreadable images.
-        names: class names by label.
+    ``rows`` are those of the readable images, ``skipped`` has ``path: reason`` of the others.
     """
     if skipped and on_bad == "fail":
         raise OneaError(describe_unreadable(skipped, len(split)))

@@ -66,15 +66,7 @@ class Images(ABC):
 
 
 class PackedImages(Images):
-    """All images as one uint8 array ``[N, 3, H, W]``, cropped and resized in batches on the device.
-
-    Args:
-        pixels: the array.
-        preprocess: the transforms.
-        device: of the network.
-        tier: of memory for the array.
-        dtype: for resampling.
-    """
+    """All images as one uint8 array ``[N, 3, H, W]``, cropped and resized in ``dtype`` in batches on the device."""
 
     def __init__(
         self,

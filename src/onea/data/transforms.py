@@ -118,7 +118,6 @@ def _centre_box(height: int, width: int) -> tuple[int, int]:
 
 
 Filter = Literal["bilinear", "bicubic"]
-_SUPPORT: dict[str, float] = {"bilinear": 1.0, "bicubic": 2.0}
 
 
 def _kernel(distance: Tensor, kind: Filter) -> Tensor:

@@ -174,15 +174,8 @@ def train_adapter(
 ) -> TrainedAdapter:
     """Train an adapter with a local head on a task, starting from its current weights.
 
-    Args:
-        vit: the frozen network.
-        adapters: to train.
-        task: the training images.
-        options: of the training.
-        runtime: device and precision.
-        plan: of the stream, if it is known.
-        views: fixed views of all its images, including those held out, if computed already.
-        held_out: the task with its held-out images, for early stopping.
+    ``views`` are fixed views of all its images, including those held out, if computed already. ``held_out`` is the task
+    with its held-out images, for early stopping.
     """
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))

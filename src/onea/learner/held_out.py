@@ -90,12 +90,8 @@ def held_out_accuracy(
 ) -> float:
     """The accuracy on held-out images among all classes; 0 without held-out images.
 
-    Args:
-        classifier: to fit and to evaluate.
-        statistics: of earlier images.
-        features: of all new images, ``[N, width]``; those not held out are added to the statistics.
-        labels: their classes, ``[N]``.
-        held_out: mask of the held-out images, ``bool [N]``.
+    The classifier is fitted to the statistics of earlier images, with the features of new images ``[N, width]`` added
+    that the mask ``held_out`` does not select.
     """
     if not held_out.any():
         return 0.0

@@ -127,13 +127,7 @@ class AdapterLearner:
     initial weights of the first task if each task starts from an earlier one (MagMax). With ``start`` ``fresh`` or
     ``merged`` there is no common origin, and it gets the weights themselves. Fisher merging and RegMean get their
     statistics from another pass over the task's images.
-
-    Args:
-        vit: the frozen network.
-        options: of the training and the merge.
-        runtime: device and precision.
-        plan: of the stream, if it is known.
-        cache: adapters that were trained by methods which differ only in the merge.
+    ``plan`` is that of the stream, if it is known.
     """
 
     def __init__(
@@ -155,17 +149,10 @@ class AdapterLearner:
         views: FixedViews | None = None,
         held_out: Task | None = None,
     ) -> tuple[MergedAdapter, dict[str, Any]]:
-        """Train an adapter on a task and merge it into the merged one.
+        """Train an adapter on a task and merge it; returns the new merged adapter and a report for JSON.
 
-        Args:
-            merged: the merged adapter.
-            task: the training images.
-            sizes: of both sides of the merge; by default all classes of the task are new.
-            views: fixed views of its images, including those held out, if computed already.
-            held_out: the task with its held-out images.
-
-        Returns:
-            The new merged adapter, and a report for JSON on training and merge.
+        By default, all classes of the task are new. ``views`` are fixed views of its images, including those held out,
+        if computed already. ``held_out`` is the task with its held-out images, for early stopping.
         """
         sizes = sizes or merged.sizes_with(task)
         new = self._train(merged, task, views, held_out)

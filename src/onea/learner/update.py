@@ -126,11 +126,11 @@ def learn_update(
     classifier: Classifier,
     compensate_drift: bool,
 ) -> UpdateResult:
-    """Learn new images.
+    """Learn new images, of new or known classes.
 
     Args:
         state: of the learner; it is not changed.
-        images: of new classes or known ones.
+        images: of the update.
         train_and_merge: trains an adapter on the images that are not held out, and merges it; None keeps the adapter.
         kind: of the statistics that ``classifier`` is fitted to.
         classifier: predicts the held-out images for the check.

@@ -17,22 +17,6 @@ from onea.vit.hooks import BlockHooks
 _requires_grad, _version = attrgetter("requires_grad"), attrgetter("_version")  # faster than generator expressions
 
 
-def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: float = 0.0) -> Tensor:
-    """``scale * up(dropout(relu(down(u))))`` for tokens ``[B, N, width]``.
-
-    Args:
-        u: the tokens.
-        weights: weight and bias of ``down``, weight and bias of ``up``.
-        scale: factor on the output.
-        dropout: dropout rate of the hidden channels; 0 outside training.
-    """
-    down, down_bias, up, up_bias = weights
-    hidden = F.relu(F.linear(u, down, down_bias))
-    if dropout > 0:
-        hidden = F.dropout(hidden, dropout)
-    return F.linear(hidden, up, up_bias) * scale
-
-
 class Adapter(nn.Module):
     """``scale * up(dropout(relu(down(u))))``: exactly zero at first, because ``up`` is initialised to zero."""
 
@@ -49,7 +33,7 @@ class Adapter(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """The update to add to tokens ``[B, N, width]``."""
-        # Calls the layers, unlike bottleneck(), so that their forward hooks run.
+        # Calls the layers, unlike FlatAdapters, so that their forward hooks run.
         hidden = F.relu(self.down(u))
         if self.training:
             hidden = F.dropout(hidden, self.dropout)
@@ -57,7 +41,7 @@ class Adapter(nn.Module):
         return update
 
     def weights(self) -> tuple[Tensor, ...]:
-        """The arguments of ``bottleneck``."""
+        """Weight and bias of ``down``, weight and bias of ``up``."""
         return self.down.weight, self.down.bias, self.up.weight, self.up.bias
 
 
@@ -66,14 +50,7 @@ class Adapters(nn.Module, BlockHooks):
 
     Tensors are named by the block of the network, such as ``blocks.8.up.weight``.
 
-    Args:
-        depth: number of blocks of the network.
-        width: embedding width of the network.
-        rank: width of the bottlenecks.
-        generator: for the initial weights.
-        scale: factor on the updates.
-        dropout: dropout rate in training.
-        first_block: the first block with an adapter.
+    Depth and width are those of the network, ``rank`` is the width of the bottlenecks.
     """
 
     whole_sequence = False
@@ -223,4 +200,8 @@ class FlatAdapters(BlockHooks):
         """The update of a block."""
         if block < self.first_block:
             return None
-        return bottleneck(u, self._weights[block - self.first_block], self._scale, self._dropout)
+        down, down_bias, up, up_bias = self._weights[block - self.first_block]
+        hidden = F.relu(F.linear(u, down, down_bias))
+        if self._dropout > 0:
+            hidden = F.dropout(hidden, self._dropout)
+        return F.linear(hidden, up, up_bias) * self._scale

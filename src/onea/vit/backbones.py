@@ -148,10 +148,10 @@ def _from_file(path: Path, name: str, config: NetworkConfig | None, architecture
         config = NetworkConfig()
     if config is None:
         raise OneaError(
-            f"Backbone file {path} does not say how many heads, which activation and which normalisation its network "
-            "has; put timm's config.json beside it, or name its architecture with "
-            f'backbone="ARCHITECTURE.TAG:{path.name}", or say with backbone="{PLAIN}:{path.name}" that its heads are '
-            "64 wide, with GELU and ImageNet's statistics."
+            f"Backbone file {path} does not contain the number of heads, activation and normalisation of its network; "
+            "put timm's config.json beside it, or name its architecture with "
+            f'backbone="ARCHITECTURE.TAG:{path.name}", or choose backbone="{PLAIN}:{path.name}" for a ViT with heads '
+            "64 wide, GELU and ImageNet's statistics."
         )
     return freeze(build_network(tensors, config, path), name, digest, config)
 

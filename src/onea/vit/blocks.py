@@ -39,7 +39,9 @@ class RotaryEmbedding(NamedTuple):
 Prefix = tuple[Tensor, Tensor] | None
 
 
-def attention(attn: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int) -> Tensor:
+def attention(
+    attn: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
+) -> Tensor:
     """Self-attention for the first ``queries`` tokens."""
     width = attn.num_heads * attn.head_dim
     if queries == h.shape[1]:  # one projection: with one image, each kernel launch counts
@@ -127,17 +129,12 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
 class BlockOps:
     """The steps of timm's ``Block``, between which hooks are called; a namespace of functions."""
 
+    attention = staticmethod(attention)
+
     @staticmethod
     def pre_attention(block: Any, x: Tensor) -> Tensor:
         """The input of attention."""
         return block.norm1(x)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def attend(
-        block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
-    ) -> Tensor:
-        """The output of attention for the first ``queries`` tokens."""
-        return attention(block.attn, h, update, prefix, queries)
 
     @staticmethod
     def post_attention(block: Any, mixed: Tensor) -> Tensor:
@@ -172,12 +169,7 @@ class PostNormOps(BlockOps):
 class EvaOps(BlockOps):
     """timm's ``EvaBlock``: rotary positions; layer scales are plain tensors or missing."""
 
-    @staticmethod
-    def attend(
-        block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
-    ) -> Tensor:
-        """The output of attention with rotary positions for the first ``queries`` tokens."""
-        return rotary_attention(block.attn, h, update, prefix, queries, rotation)
+    attention = staticmethod(rotary_attention)
 
     @staticmethod
     def post_attention(block: Any, mixed: Tensor) -> Tensor:
@@ -194,7 +186,7 @@ class EvaOps(BlockOps):
 class EvaPostNormOps(PostNormOps):
     """timm's ``EvaBlockPostNorm``."""
 
-    attend = EvaOps.attend
+    attention = staticmethod(rotary_attention)
 
 
 def block_ops_for(vit: Any) -> type[BlockOps] | str:

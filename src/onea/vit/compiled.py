@@ -54,12 +54,7 @@ class CompiledViT:
     """The forward passes of a ``FrozenViT``, compiled for a few batch sizes: without hooks, or with compilable ones.
 
     Compilation takes seconds to a minute per size and mode (training, inference), so smaller batches are padded to the
-    next declared size and the features of the padding are dropped.
-
-    Args:
-        vit: the network; its weights may move between devices later.
-        sizes: batch sizes.
-        backend: of ``torch.compile``.
+    next declared size and the features of the padding are dropped. The network may move between devices later.
     """
 
     def __init__(self, vit: FrozenViT, sizes: Collection[int], backend: str = "inductor"):

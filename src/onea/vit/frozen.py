@@ -238,7 +238,7 @@ class FrozenViT(nn.Module):
         # The other tokens of the last block are not pooled: they serve as keys and values only.
         shortcut = self._num_pooled and index == self.depth - 1 and not hooks.whole_sequence
         queries = self._num_pooled if shortcut else x.shape[1]
-        mixed = ops.attend(block, h, hooks.qkv_update(index, h), hooks.prefix(index), queries, rotation)
+        mixed = ops.attention(block.attn, h, hooks.qkv_update(index, h), hooks.prefix(index), queries, rotation)
         u = (x[:, :queries] + ops.post_attention(block, mixed)).to(x.dtype)  # layer scale is in float32
         x = u + ops.mlp(block, u)
         update = hooks.mlp_update(index, u)

@@ -125,7 +125,7 @@ class NetworkConfig:
             if not timm.is_model(architecture):
                 raise ValueError(f"timm has no architecture '{architecture}'")
         if "mean" not in pretrained or "std" not in pretrained:
-            raise ValueError("pretrained_cfg does not say with which mean and std images are normalised")
+            raise ValueError("pretrained_cfg has no mean and std for the normalisation of images")
         args = {name: arg for name, arg in args.items() if name not in _IGNORED_ARGS}
         return cls._from_parts(architecture, args, pretrained)
 

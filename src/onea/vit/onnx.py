@@ -105,11 +105,7 @@ def smooth_activations(vit: FrozenViT, run: Callable[[], object]) -> None:
 
     A few channels are many times larger than the others, and a common scale leaves hardly any levels for those.
     Dividing each output channel of a norm by a factor, and multiplying the weights of the next layer by it, moves the
-    spread into the weights (https://arxiv.org/abs/2211.10438).
-
-    Args:
-        vit: the network.
-        run: runs the network on representative images.
+    spread into the weights (https://arxiv.org/abs/2211.10438). ``run`` runs the network on representative images.
     """
     maxima: dict[nn.Module, Tensor] = {}
 
