@@ -68,15 +68,15 @@ class GrowingHead(nn.Module):
         else:
             rows, bound = _uniform(classes, width, generator), 1 / math.sqrt(width)
             bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
-        device = self.weight.device
-        self.load_rows(
-            torch.cat([self.weight.detach(), rows.to(device)]), torch.cat([self.bias.detach(), bias.to(device)])
-        )
+        self._append(rows.to(self.weight.device), bias.to(self.bias.device))
 
     def append(self, head: GrowingHead) -> None:
         """Add the rows of another head."""
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), head.weight.detach()]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), head.bias.detach()]))
+        self._append(head.weight.detach(), head.bias.detach())
+
+    def _append(self, rows: Tensor, bias: Tensor) -> None:
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         """Restore any number of rows."""
