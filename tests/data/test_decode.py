@@ -53,7 +53,7 @@ def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str) -> None:
 
 
 def test_only_decoders_of_our_formats_are_loaded() -> None:
-    """In a new process: Pillow would load forty more, one of which runs Ghostscript."""
+    """In a new process: Pillow itself would load forty more, one of which runs Ghostscript."""
     code = (
         "from onea.data import decode; found = decode._formats(False); from PIL import Image; "
         "assert {*decode._PLUGINS} <= {*found} == {*Image.OPEN}, {*Image.OPEN}"
@@ -66,7 +66,7 @@ def test_the_extension_does_not_matter(tmp_path: Path) -> None:
     assert corners(read_image(path)) == [RED, GREEN, BLUE, WHITE]
 
 
-def test_heic_where_it_can_be_read(tmp_path: Path) -> None:
+def test_heic_with_pillow_heif(tmp_path: Path) -> None:
     pytest.importorskip("pillow_heif").register_heif_opener()
     path = saved(tmp_path, four_colours(64, 48), "photo.heic", quality=100)
     assert image_size(path) == (48, 64)
@@ -75,7 +75,7 @@ def test_heic_where_it_can_be_read(tmp_path: Path) -> None:
         assert np.abs(np.array(corners(read)) - np.array([RED, GREEN, BLUE, WHITE])).max() < 20
 
 
-def test_heic_where_it_cannot_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heic_without_pillow_heif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.setattr(Image, "OPEN", {name: how for name, how in Image.OPEN.items() if name != "HEIF"})
     monkeypatch.setattr(decode, "_formats", decode._formats.__wrapped__)
@@ -110,7 +110,7 @@ def test_cmyk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_lies_on_white(tmp_path: Path, mode: str) -> None:
+def test_transparency_is_composited_on_white(tmp_path: Path, mode: str) -> None:
     black = (0, 0, 0, 0) if mode == "RGBA" else (0, 0)
     image = Image.new(mode, (2, 1), black)
     image.putpixel((1, 0), (*black[:-1], 255))
@@ -131,7 +131,7 @@ def test_transparency_is_the_same_in_strips_as_in_one_go(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", ["P", "RGB", "L"])
-def test_a_transparent_colour_lies_on_white(tmp_path: Path, mode: str) -> None:
+def test_a_transparent_colour_is_composited_on_white(tmp_path: Path, mode: str) -> None:
     image = Image.new(mode, (2, 2), 0)
     path = saved(tmp_path, image, transparency=(0, 0, 0) if mode == "RGB" else 0)
     assert corners(read_image(path))[0] == WHITE
@@ -175,7 +175,7 @@ def test_exif_rotation_is_applied(tmp_path: Path, name: str, orientation: int) -
     assert nearest == [RED, GREEN, BLUE, WHITE]
 
 
-def test_broken_exif_does_not_spoil_the_picture(tmp_path: Path) -> None:
+def test_broken_exif_data_are_ignored(tmp_path: Path) -> None:
     path = saved(tmp_path, four_colours(16, 8), "photo.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff", quality=100)
     assert read_image(path).size == (16, 8)
 
@@ -206,7 +206,7 @@ def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The header alone is read: a file of some bytes that claims so many pixels is no reason for gigabytes."""
+    """Only the header is read: a small file that declares many pixels does not take gigabytes."""
     header = b"\x89PNG\r\n\x1a\n" + bytes([0, 0, 0, 13]) + b"IHDR"
     monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", "")
 
@@ -231,8 +231,8 @@ def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypat
             image_size(png(10, 10))
 
 
-def test_the_size_is_looked_at_before_any_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the format: some are decoded when they are opened."""
+def test_the_size_is_checked_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all formats: some are decoded when they are opened."""
     loaded: list[str] = []
     monkeypatch.setattr(pixel_limit, "MAX_PIXELS", 4_999)
     for name in decode._formats(untrusted=False):
@@ -245,12 +245,12 @@ def test_the_size_is_looked_at_before_any_pixel(tmp_path: Path, monkeypatch: pyt
 
 
 def test_icons_are_not_read(tmp_path: Path) -> None:
-    """Pillow decodes them before anyone can look at their size."""
+    """Pillow decodes them before their size can be checked."""
     with pytest.raises(BadImage, match="not an image in a supported format"):
         read_image(saved(tmp_path, noise(), "icon.ico"))
 
 
-def test_pillows_own_limit_speaks_our_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillows_own_limit_has_our_error_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path, Image.new("RGB", (20, 10)))
     monkeypatch.setattr(decode, "_lift_pillow_limit", lambda: None)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
@@ -280,7 +280,7 @@ def test_truncated_files(tmp_path: Path, name: str) -> None:
     assert str(caught.value).startswith(f"Cannot read image {path}: ")
 
 
-def test_a_truncated_jpeg_is_called_cut_short(tmp_path: Path) -> None:
+def test_a_truncated_jpeg_is_reported_as_cut_short(tmp_path: Path) -> None:
     path = saved(tmp_path, noise(), "cut.jpg")
     path.write_bytes(path.read_bytes()[:-900])
     with pytest.raises(BadImage, match="the file is cut short"):
@@ -321,7 +321,7 @@ def test_no_permission_and_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_image(path)
 
 
-def test_running_out_of_file_handles_is_not_the_images_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_is_no_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -350,7 +350,7 @@ def test_damaged_bytes_give_an_image_or_bad_image(
     path.write_bytes(bytes(content[: data.draw(st.integers(0, len(content)))]))
     message = ""
     try:
-        # A claim of 60,000 x 60,000 pixels is refused by size; small claims are all this test wants to decode.
+        # 60,000 x 60,000 declared pixels are refused; only small images are decoded in this test.
         if max(image_size(path)) < 2000:
             assert read_image(path).mode == "RGB"
     except BadImage as error:
@@ -364,7 +364,7 @@ def test_bad_image_is_a_user_error_and_survives_pickling() -> None:
     assert (error.path, error.reason) == (Path("a.jpg"), "the file is cut short")
 
 
-def test_resize_square_crops_the_centre() -> None:
+def test_fit_crops_the_centre() -> None:
     image = Image.new("RGB", (90, 30), RED)
     image.paste(GREEN, (30, 0, 60, 30))
     square = fit(image, 30, 30)
@@ -373,13 +373,13 @@ def test_resize_square_crops_the_centre() -> None:
     assert (square == np.array(GREEN, dtype=np.uint8)[:, None, None]).all()
 
 
-def test_to_square_of_a_square_of_that_size_changes_nothing() -> None:
+def test_fit_does_not_change_an_image_of_that_size() -> None:
     image = noise(24)
     assert np.array_equal(fit(image, 24, 24).transpose(1, 2, 0), np.asarray(image))
 
 
 @pytest.mark.parametrize(("width", "height"), [(61, 47), (47, 61), (40, 40), (20, 33)])
-def test_to_square_agrees_with_torchvision(width: int, height: int) -> None:
+def test_fit_agrees_with_torchvision(width: int, height: int) -> None:
     from torchvision.transforms import functional
 
     image = noise(64).resize((width, height))

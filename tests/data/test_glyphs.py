@@ -112,7 +112,7 @@ def test_unknown_name():
 
 def test_cache_is_read_back(tiny, tmp_path, monkeypatch):
     drawn = load_glyphs(tiny, tmp_path / "new")
-    monkeypatch.setattr(glyphs, "_draw", lambda *_: pytest.fail("drawn again"))
+    monkeypatch.setattr(glyphs, "_draw", lambda *_: pytest.fail("rendered again"))
     read = load_glyphs(tiny, tmp_path / "new")
     assert read.fingerprint == drawn.fingerprint
     assert np.array_equal(read.test.pixels, drawn.test.pixels)

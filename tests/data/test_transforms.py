@@ -53,8 +53,8 @@ def test_weights_are_averages_over_the_crop_alone(pixels, size, data):
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 40), (30, 90), (90, 30)])
-def test_box_law_equals_torchvisions(height, width):
-    """Mean and spread of the boxes, ours drawn in one batch and torchvision's one by one."""
+def test_the_distribution_of_boxes_equals_torchvisions(height, width):
+    """Mean and spread of the boxes, ours sampled in one batch and torchvision's one by one."""
     ours = random_crop_boxes(4000, height, width, 0.3, torch.Generator().manual_seed(1)).double()
     torch.manual_seed(1)
     law = RandomResizedCrop(10, scale=(0.3, 1.0))
@@ -69,7 +69,7 @@ def test_box_law_equals_torchvisions(height, width):
 
 
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
-def test_resizing_whole_images_is_cropping_nothing_away(kind):
+def test_resizing_equals_cropping_whole_images(kind):
     images = pictures(3, 20, 31)
     boxes = torch.tensor([[0, 0, 20, 31]] * 3)
     for size in ((8, 12), (28, 40)):
@@ -86,7 +86,7 @@ def test_mirrored_crops_are_the_crops_flipped():
 
 
 def test_half_precision_rounds_less_than_bytes_do():
-    """Stored bytes are exact in it, so only the weights and two results are rounded."""
+    """Bytes are exact in half precision, so only the weights and two results are rounded."""
     preprocess, images = Preprocess(28, **IDENTITY), pictures(6, 40, 40)
     drawn = preprocess.sample_crops(6, (40, 40), 0.3, torch.Generator().manual_seed(1))
     for view in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainings that end when held-out images of their task gain nothing more."""
+"""Early stopping of trainings by the accuracy on held-out images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shares(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
-def test_it_ends_after_so_many_epochs_without_a_gain(tiny_run, shares, options):
+def test_training_stops_after_patience_epochs_without_improvement(tiny_run, shares, options):
     shares += [0.2, 0.4, 0.4, 0.3, 0.9]
     ready = asked(tiny_run, patience=2, **options)
     report = ready.method.learn(ready.task(0))
@@ -34,7 +34,7 @@ def test_it_ends_after_so_many_epochs_without_a_gain(tiny_run, shares, options):
     assert not ready.method.adapter.training
 
 
-def test_gains_keep_it_going_to_the_end(tiny_run, shares):
+def test_training_with_improvements_does_not_stop(tiny_run, shares):
     shares += [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     ready = asked(tiny_run, patience=1)
     assert ready.method.learn(ready.task(0))["epochs"] == 6
@@ -42,19 +42,19 @@ def test_gains_keep_it_going_to_the_end(tiny_run, shares):
 
 
 @pytest.mark.parametrize("options", [{}, {"patience": 1, "guard": 0.0}])
-def test_nobody_is_asked_by_default_or_with_no_image_held_out(tiny_run, shares, options):
+def test_accuracy_is_not_measured_by_default_or_without_held_out_images(tiny_run, shares, options):
     ready = asked(tiny_run, **options)
     assert ready.method.learn(ready.task(0))["epochs"] == 6
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
-def test_watching_changes_nothing_while_it_goes_on(tiny_run, options):
+def test_measuring_does_not_change_the_training(tiny_run, options):
     plain, watched = (learn_all(asked(tiny_run, patience=patience, **options)) for patience in (0, 6))
     assert all(torch.equal(value, watched.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 2}])
-def test_the_share_is_that_of_the_head_on_images_as_they_are(tiny_run, monkeypatch, options):
+def test_the_accuracy_is_that_of_the_head_on_whole_images(tiny_run, monkeypatch, options):
     found, right = [], local_head.local_accuracy
 
     def noted(network, adapters, head, held_out, inputs, runtime):
@@ -74,7 +74,7 @@ def test_the_share_is_that_of_the_head_on_images_as_they_are(tiny_run, monkeypat
     assert len(found) == 6
 
 
-def test_models_watch_the_photos_that_they_hold_out(tiny_vit, tiny_images, shares):
+def test_early_stopping_of_models(tiny_vit, tiny_images, shares):
     shares += [0.5, 0.5, 0.9]
     bounds = {"min_epochs": 4, "max_epochs": 4, "patience": 1}
     model = tiny_model(tiny_vit, epochs=4, options=bounds, held_out=0.3).learn(tiny_images / "train")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed views: what lies below the adapter is computed once for each, and nothing else changes."""
+"""Fixed views: the blocks below the adapter run once for each, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_features_and_gradients_are_those_of_the_whole_network_on_the_same_views
             torch.testing.assert_close(views.features(view, adapters), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_kept_is_the_tokens_in_half_precision(ready, adapters):
+def test_the_cache_holds_tokens_in_half_precision(ready, adapters):
     whole, half = (
         some_views(ready, adapters, dtype).tokens(POSITIONS, OF_EACH) for dtype in (torch.float32, torch.float16)
     )
@@ -101,7 +101,7 @@ def test_what_is_kept_is_the_tokens_in_half_precision(ready, adapters):
     torch.testing.assert_close(half.float(), whole, rtol=2**-11, atol=2**-25)
 
 
-def test_tokens_that_are_too_large_for_half_precision_stay_finite(ready, adapters, monkeypatch):
+def test_large_tokens_stay_finite_in_half_precision(ready, adapters, monkeypatch):
     below = type(ready.method.vit).forward_to_block
     monkeypatch.setattr(type(ready.method.vit), "forward_to_block", lambda *given: 1e9 * below(*given))
     tokens = some_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
@@ -109,7 +109,7 @@ def test_tokens_that_are_too_large_for_half_precision_stay_finite(ready, adapter
     assert tokens.abs().max() == torch.finfo(torch.float16).max
 
 
-def test_every_view_passes_the_lower_blocks_once_where_it_has_room(ready, adapters, monkeypatch):
+def test_cached_views_pass_the_lower_blocks_once(ready, adapters, monkeypatch):
     images = len(ready.task(0))
     with counted(ready.method.vit) as passed:
         views = some_views(ready, adapters)
@@ -127,7 +127,7 @@ def test_every_view_passes_the_lower_blocks_once_where_it_has_room(ready, adapte
         assert passed[0] == (1 if room else 2) * padded_size(images)
 
 
-def test_every_epoch_takes_the_next_view_of_each_image(ready, adapters, monkeypatch):
+def test_every_epoch_uses_the_next_view_of_each_image(ready, adapters, monkeypatch):
     asked_for = []
     monkeypatch.setattr(FixedViews, "_look_up", lambda _, *given: asked_for.append(given) or given[0])
     task = ready.task(0)
@@ -147,7 +147,7 @@ def test_every_epoch_takes_the_next_view_of_each_image(ready, adapters, monkeypa
     assert all(views in ([0, 1, 0, 1], [1, 0, 1, 0]) for views in seen.values())
 
 
-def test_all_blocks_with_new_crops_in_every_epoch_are_what_there_always_was(tiny_run):
+def test_adapters_in_all_blocks_use_new_crops_in_every_epoch(tiny_run):
     plain = learn_all(asked(tiny_run)).state_dict()
     for options in ({"adapter_blocks": 2, "cached_views": 0}, {"cached_views": 7}):
         other = learn_all(asked(tiny_run, **options)).state_dict()
@@ -156,7 +156,7 @@ def test_all_blocks_with_new_crops_in_every_epoch_are_what_there_always_was(tiny
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_guard_map_and_statistics_look_at_the_views_that_are_kept(tiny_run, views):
+def test_guard_drift_map_and_statistics_use_the_cached_views(tiny_run, views):
     ready = asked(tiny_run, adapter_blocks=1, cached_views=2, views=views, guard=0.3)
     task = ready.task(0)
     with counted(ready.method.vit) as passed:
@@ -170,7 +170,7 @@ def test_guard_map_and_statistics_look_at_the_views_that_are_kept(tiny_run, view
     ]
 
 
-def test_a_task_that_trains_nothing_keeps_no_tokens(tiny_run, monkeypatch):
+def test_a_task_without_training_caches_no_tokens(tiny_run, monkeypatch):
     ready = asked(tiny_run, adapter_blocks=1, single_class="skip", views=2)
     ready.method.learn(ready.task(0))
     monkeypatch.setattr(FixedViews, "__init__", None)
@@ -181,14 +181,14 @@ def test_a_task_that_trains_nothing_keeps_no_tokens(tiny_run, monkeypatch):
 
 
 @pytest.mark.parametrize("store", ["auto", "exact"])
-def test_crops_that_were_drawn_are_those_of_training_batches(tiny_run, store):
+def test_sampled_crops_are_those_of_training_batches(tiny_run, store):
     task = prepared(tiny_run, store=store).task(0)
     batches = task.images.train_batches(task.rows, 5, 0.3, torch.Generator().manual_seed(2))
     drawn = task.images.sample_crops(len(task), 0.3, torch.Generator().manual_seed(2))
     torch.testing.assert_close(task.images.train_views(task.rows, drawn, 0.3), torch.cat(list(batches)))
 
 
-def test_files_that_are_read_anew_are_read_once_for_each_view(tiny_run, monkeypatch):
+def test_files_are_read_once_for_each_view(tiny_run, monkeypatch):
     from onea.data.image_storage import ExactImages
 
     ready = prepared(tiny_run, "one-a-plus", store="exact", options=tiny_run["options"] | {"adapter_blocks": 1})

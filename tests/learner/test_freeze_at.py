@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of lower blocks that stop learning during a task: what they are then, and what learns on."""
+"""Adapters of lower blocks that are frozen during a task, while the others are trained further."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def asked(values: dict, **options):
     return prepared(values, "one-a", options=values["options"] | FROZEN | options)
 
 
-def test_lower_blocks_stay_as_they_were_and_the_last_one_learns_on(tiny_run, monkeypatch):
+def test_lower_blocks_are_frozen_and_the_last_one_is_trained(tiny_run, monkeypatch):
     ready, drawn, draw = asked(tiny_run), [], FixedViews.sample
     monkeypatch.setattr(FixedViews, "sample", lambda *given: drawn.append(given[-2:]) or draw(*given))
     task = ready.task(0)
@@ -47,8 +47,8 @@ def test_lower_blocks_stay_as_they_were_and_the_last_one_learns_on(tiny_run, mon
         assert not torch.equal(value, fresh[name]), "all of them learn at first"
 
 
-def test_without_a_second_part_it_is_the_training_of_all_blocks(tiny_run, monkeypatch):
-    monkeypatch.setattr(FixedViews, "sample", lambda *given: pytest.fail("nobody needs views"))
+def test_without_a_second_part_all_blocks_are_trained(tiny_run, monkeypatch):
+    monkeypatch.setattr(FixedViews, "sample", lambda *given: pytest.fail("views are not needed"))
     part = asked(tiny_run, cached_views=1, freeze_at=0.99)
     whole = prepared(tiny_run, "one-a", options=tiny_run["options"] | {"epochs": 4, "min_epochs": 4, "max_epochs": 4})
     reports = []
@@ -67,8 +67,8 @@ def test_without_a_second_part_it_is_the_training_of_all_blocks(tiny_run, monkey
     assert all(torch.equal(reports[0].tensors[name], value) for name, value in reports[1].tensors.items())
 
 
-def test_the_second_part_goes_on_where_the_first_one_ended(tiny_run, monkeypatch):
-    """Rates are those of the whole training; draws are new, patches are dropped, and held-out images may end it."""
+def test_the_second_part_continues_the_first(tiny_run, monkeypatch):
+    """Learning rates are those of the whole training; seeds are new, patches are dropped, and early stopping is on."""
     ready = asked(tiny_run, patch_drop_rate=0.5, patience=9)
     parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, training._set_learning_rates
     monkeypatch.setattr(
@@ -94,7 +94,7 @@ def test_the_second_part_goes_on_where_the_first_one_ended(tiny_run, monkeypatch
     assert second["purpose"]
 
 
-def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeypatch):
+def test_tokens_of_the_second_part_include_the_frozen_adapters(tiny_run, monkeypatch):
     ready, made, draw = asked(tiny_run, learning_rate=0.5), [], FixedViews.sample
     monkeypatch.setattr(FixedViews, "sample", lambda *given: made.append((draw(*given), given[5])) or made[-1][0])
     task, method = ready.task(0), ready.method
@@ -108,8 +108,8 @@ def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeyp
     assert float((found - expected).norm()) < 0.1 * float((blank - expected).norm())
 
 
-def test_above_and_below_are_the_whole(tiny_run):
-    """Split where the last adapter begins, the pass with frozen ones below is the whole pass."""
+def test_split_passes_equal_the_whole_pass(tiny_run):
+    """A pass split at the last adapter, with frozen ones below, equals the whole pass."""
     ready = asked(tiny_run)
     vit, images = ready.method.vit, ready.task(0).images.test_views(ready.task(0).rows[:4])
     adapters = Adapters(2, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
@@ -136,7 +136,7 @@ def test_a_stream_is_learned_and_continued(tiny_run):
     assert all(torch.equal(value, found[name]) for name, value in whole.state_dict().items())
 
 
-def test_a_model_that_was_taught_so_is_saved_and_taught_on(tiny_vit, tiny_images, tmp_path):
+def test_a_model_is_saved_and_trained_further(tiny_vit, tiny_images, tmp_path):
     options = {"adapter_blocks": 1, "freeze_at": 0.5}
     model = tiny_model(tiny_vit, options=options, epochs=2).learn(tiny_images / "train")
     model.save(tmp_path / "shop.onea")
@@ -151,12 +151,12 @@ def adapter_of(model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("share", "epochs", "expected"), [(0.0, 20, 0), (0.2, 20, 4), (0.01, 20, 1), (0.9, 1, 1)])
-def test_when_they_are_frozen(share, epochs, expected):
+def test_freeze_epoch(share, epochs, expected):
     options = AdapterTraining(adapter_blocks=1, freeze_at=share)
     assert options.freeze_epoch(epochs) == expected
 
 
 @pytest.mark.parametrize("options", [{"adapter_blocks": 0}, {"adapter_blocks": 1, "cached_views": 0}])
-def test_what_makes_no_sense_is_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(OneaError, match="set adapter_blocks to the number"):
         OneAOptions(freeze_at=0.2, **options)

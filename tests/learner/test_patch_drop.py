@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on a part of the patches: less work in a step, and nothing else changes."""
+"""Patch dropout in training: less work per step, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def asked(values: dict, method: str = "one-a-plus", **options):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.floats(0, 0.99), st.integers(0, 99))
-def test_every_image_has_its_own_choice_of_as_many_patches(patches, rate, seed):
+def test_every_image_has_its_own_sample_of_patches(patches, rate, seed):
     kept = num_kept_patches(patches, rate)
     assert 1 <= kept <= patches
     drawn, again = (sample_patches(kept, patches, 50, torch.Generator().manual_seed(seed)) for _ in range(2))
@@ -48,12 +48,12 @@ def test_every_patch_is_kept_equally_often():
 
 
 @pytest.mark.parametrize("name", ["DINOv2", "CLIP", "SigLIP"])
-def test_the_network_sees_its_first_tokens_and_the_patches_that_were_drawn(name):
+def test_the_network_gets_prefix_tokens_and_sampled_patches(name):
     vit = toy(name)
     images, prefix = images_for(vit), vit.vit.num_prefix_tokens
     patches = sample_patches(2, vit.tokens - prefix, len(images), torch.Generator().manual_seed(1))
     tokens = vit.embed(images)
-    for image, own in enumerate(patches.tolist()):  # as timm's blocks see an image alone
+    for image, own in enumerate(patches.tolist()):  # as in timm's blocks for a single image
         x = tokens[image : image + 1, [*range(prefix), *(prefix + patch for patch in own)]]
         for block in vit.vit.blocks:
             x = block(x)
@@ -63,7 +63,7 @@ def test_the_network_sees_its_first_tokens_and_the_patches_that_were_drawn(name)
     torch.testing.assert_close(vit(images, NO_HOOKS, every), vit(images))
 
 
-def test_compiled_passes_see_the_same_patches(tiny_vit):
+def test_compiled_passes_get_the_same_patches(tiny_vit):
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit))
     images = images_for(vit, 5)
@@ -84,7 +84,7 @@ def test_compiled_passes_see_the_same_patches(tiny_vit):
 @pytest.mark.parametrize(
     "options", [{}, {"adapter_blocks": 1, "cached_views": 2}, {"adapter_blocks": 1, "cached_views": 0}]
 )
-def test_only_training_steps_leave_patches_out(tiny_run, options):
+def test_only_training_steps_drop_patches(tiny_run, options):
     ready = asked(tiny_run, **HALF, **options)
     seen: dict[bool, set[int]] = {True: set(), False: set()}
     block = ready.method.vit.vit.blocks[-1]
@@ -93,15 +93,15 @@ def test_only_training_steps_leave_patches_out(tiny_run, options):
     assert seen == {True: {1 + 2}, False: {1 + 4}}
 
 
-def test_tokens_kept_in_half_precision_lose_patches_under_autocast(tiny_run):
-    """A CPU computes in bfloat16 and keeps tokens in float16, which autocast does not join there."""
+def test_patch_dropout_of_cached_tokens_under_autocast(tiny_run):
+    """A CPU computes in bfloat16 and caches tokens in float16, which autocast does not concatenate there."""
     ready = asked(tiny_run | {"precision": "bf16"}, **HALF, adapter_blocks=1, cached_views=2)
     report = ready.method.learn(ready.task(0))
     assert report["trained"]
     assert torch.tensor(report["losses"]).isfinite().all()
 
 
-def test_every_batch_is_drawn_anew_and_a_seed_repeats_it(tiny_run, monkeypatch):
+def test_every_batch_has_new_patches_and_a_seed_repeats_them(tiny_run, monkeypatch):
     drawn: list[torch.Tensor] = []
 
     def noted(*given):
@@ -121,7 +121,7 @@ def test_every_batch_is_drawn_anew_and_a_seed_repeats_it(tiny_run, monkeypatch):
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 2}])
 @pytest.mark.parametrize("method", ["one-a", "one-a-plus"])
-def test_a_run_that_goes_on_is_one_that_never_stopped(tiny_run, method, options):
+def test_a_resumed_run_equals_an_uninterrupted_one(tiny_run, method, options):
     whole = learn_all(asked(tiny_run, method, **HALF, **options))
     first, second = (asked(tiny_run, method, **HALF, **options) for _ in range(2))
     learn_all(first, [0, 1])
@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_is_one_that_never_stopped(tiny_run, method, options)
     assert all(torch.equal(value, found[name]) for name, value in whole.state_dict().items())
 
 
-def test_several_processes_look_at_the_patches_of_their_own_images(tiny_run, monkeypatch):
+def test_processes_get_the_patches_of_their_own_images(tiny_run, monkeypatch):
     ready = asked(tiny_run, **HALF)
     task, runtime, seen = ready.task(0), ready.method.runtime, []
     trained = training.ParamGroup(torch.nn.Linear(1, 1))
@@ -149,7 +149,7 @@ def test_several_processes_look_at_the_patches_of_their_own_images(tiny_run, mon
     assert all(rows[:, 0].tolist() == list(range(1, whole, 2)) and len(rows) == own for own, rows, whole in seen)
 
 
-def test_a_step_costs_as_much_less_as_there_are_fewer_patches(tiny_run, tmp_path):
+def test_the_cost_of_a_step_is_proportional_to_the_patches(tiny_run, tmp_path):
     write_tiny_vit(tmp_path / "vit.safetensors", depth=4, size=112)
     ready = prepared(tiny_run | {"backbone": str(tmp_path / "vit.safetensors")}, "one-a")
     task, vit, runtime = ready.task(0), ready.method.vit, ready.method.runtime
@@ -166,13 +166,13 @@ def test_a_step_costs_as_much_less_as_there_are_fewer_patches(tiny_run, tmp_path
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 2])
-def test_a_rate_that_leaves_nothing_is_refused(rate):
+def test_a_rate_of_one_is_refused(rate):
     with pytest.raises(OneaError, match=r"patch_drop_rate is .*; it must lie in \[0, 1\)"):
         AdapterTraining(patch_drop_rate=rate)
 
 
 @pytest.mark.parametrize("name", ["DINOv3", "EVA-02", "PE"])
-def test_networks_that_need_every_patch_in_its_place_are_refused(name):
+def test_networks_with_rotary_positions_are_refused(name):
     with pytest.raises(OneaError, match=r"patch_drop_rate is 0\.5, and '.*' has rotary positions.*; give 0\."):
         initial_adapters(toy(name), AdapterTraining(**HALF), 1)
     initial_adapters(toy(name), AdapterTraining(), 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training whose steps are recorded, without a GPU: a stand-in takes them, on inputs in the same memory every time."""
+"""Training with captured steps, without a GPU: a fake graph runs them on inputs in fixed memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onea.runtime import make_runtime
 
 
 class StandIn:
-    """Takes every step as a recording would: on copies in memory of their own, whatever else has changed."""
+    """Runs every step like a CUDA graph: on copies of the inputs in fixed memory."""
 
     def __init__(self, step, device):
         self._step, self._inputs = step, {}
@@ -37,7 +37,7 @@ class StandIn:
 @pytest.mark.parametrize("store", ["device", "disk"])
 @pytest.mark.parametrize("blocks", [0, 1])
 @pytest.mark.parametrize("drop", [0.0, 0.5])
-def test_what_is_learned_does_not_depend_on_who_takes_the_steps(tiny_run, store, blocks, drop, monkeypatch):
+def test_captured_steps_learn_the_same(tiny_run, store, blocks, drop, monkeypatch):
     ready = prepare(make_config(tiny_run | {"store": store}), make_runtime("cpu", "fp32", 1))
     task, vit, runtime = ready.task(0), ready.method.vit, ready.method.runtime
     options = AdapterTraining(

@@ -20,7 +20,7 @@ from onea.runtime import make_runtime
 
 
 class Ramp:
-    """Images whose pixels are their row number, so that a test can see what was trained on."""
+    """Images whose pixels are their row number, so that a test can check the training images."""
 
     device = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def naive_contrastive(features: np.ndarray, labels: np.ndarray, margin: float) -
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 999))
-def test_contrastive_equals_the_naive_double_loop(batch, classes, seed):
+def test_contrastive_loss_equals_a_double_loop(batch, classes, seed):
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(batch, 5, generator=generator)
     labels = torch.randint(classes, (batch,), generator=generator)
@@ -67,7 +67,7 @@ def test_contrastive_equals_the_naive_double_loop(batch, classes, seed):
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
-def test_contrastive_is_finite_with_finite_gradients_where_pairs_are_missing(labels):
+def test_contrastive_loss_without_pairs_is_finite(labels):
     features = torch.randn(len(labels), 4, requires_grad=True)
     value = contrastive_loss(features, torch.tensor(labels))
     value.backward()
@@ -75,13 +75,13 @@ def test_contrastive_is_finite_with_finite_gradients_where_pairs_are_missing(lab
     assert torch.isfinite(features.grad).all()
 
 
-def test_single_class_cross_entropy_teaches_nothing():
+def test_single_class_cross_entropy_has_no_gradient():
     logits = torch.randn(4, 1, requires_grad=True)
     F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)).backward()
     assert torch.equal(logits.grad, torch.zeros_like(logits))
 
 
-def test_epochs_follow_the_plan_and_do_without_one():
+def test_epochs_with_and_without_a_plan():
     options = AdapterTraining(epochs=25, min_epochs=20, max_epochs=40)
     assert options.epochs_for(36, StreamPlan(100, 10)) == 40
     assert options.epochs_for(9, StreamPlan(100, 10)) == round(25 * 0.9**0.5)
@@ -141,7 +141,7 @@ def test_training_does_not_touch_the_global_random_state():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_a_broken_loss_names_task_epoch_and_step():
+def test_a_loss_that_is_not_finite_names_task_epoch_and_step():
     calls = iter([1.0, 2.0, 3.0, 4.0, float("nan"), 5.0])
     weight = nn.Linear(1, 1)
     with pytest.raises(OneaError, match=r"nan in task 1, epoch 2, step 2; lower the learning rate"):
@@ -157,6 +157,6 @@ def test_a_broken_loss_names_task_epoch_and_step():
 @pytest.mark.parametrize(
     "wrong", [{"rank": 0}, {"epochs": 0}, {"min_epochs": 9, "max_epochs": 3}, {"dropout": 1.0}, {"crop_scale": 0.0}]
 )
-def test_senseless_training_options_are_refused(wrong):
+def test_invalid_training_options_are_refused(wrong):
     with pytest.raises(OneaError, match="must"):
         AdapterTraining(**wrong)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update: models and research runs learn by the same function, and get the same result from the same seed."""
+"""One update: models and research runs use the same function and get the same result from the same seed."""
 
 from __future__ import annotations
 

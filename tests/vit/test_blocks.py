@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on the families of networks that people use, each against timm's own forward pass."""
+"""Hooks on common families of networks, each against timm's own forward pass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def timms(vit: FrozenViT, network: Any = None) -> torch.Tensor:
 
 
 def same(found: torch.Tensor, expected: torch.Tensor, plain: torch.Tensor) -> None:
-    """As timm says, and not what the network says without the hooks."""
+    """The hooked features equal timm's and differ from those without hooks."""
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found, plain, rtol=1e-2, atol=1e-3)
 
@@ -58,7 +58,7 @@ def trained(vit: FrozenViT, generator: torch.Generator) -> Adapters:
 
 
 def test_adapters(vit, generator):
-    """Beside the MLP, whatever norms and scales a family has; also when compiled, and when the pass is split."""
+    """Parallel to the MLP, for all norms and layer scales; also when compiled, and when the pass is split."""
     adapters = trained(vit, generator)
     network, streams = copy.deepcopy(vit.vit), {}
     for index, block in enumerate(network.blocks):
@@ -76,7 +76,7 @@ def test_adapters(vit, generator):
 
 
 def test_lora(vit, generator):
-    """As if its matrices were added to the projections."""
+    """Equal to adding its matrices to the projections."""
     down = torch.randn(3, vit.width, generator=generator) / 7
     updates = [{name: LowRank(down, trains_down=True) for name in ("q", "v")} for _ in range(vit.depth)]
     hooks = LowRankUpdates(updates)
@@ -94,7 +94,7 @@ def test_lora(vit, generator):
 
 
 def test_prompts_between_class_token_and_patches(vit, generator):
-    """Patches keep their rotary positions, and prompts have none: as if they were tokens of the network's own."""
+    """Patches keep their rotary positions, and prompts have none."""
     hooks = InputPrompts(vit, torch.randn(1, 3, vit.width, generator=generator))
     network, images = copy.deepcopy(vit.vit), images_for(vit)
     x = network._pos_embed(network.patch_embed(images))
@@ -170,8 +170,8 @@ def test_fine_tuning(vit):
     same(vit(images_for(vit), tuned), timms(vit, tuned.copy), vit(images_for(vit)))
 
 
-def test_eight_bit_products_come_close(vit):
-    """In the layers of every family, whatever they are called; they leave again without a trace."""
+def test_fp8_products_approximate_full_precision(vit):
+    """In the layers of every family; the original layers are restored."""
     images, copied = images_for(vit), copy.deepcopy(vit)
     plain = vit(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -181,7 +181,7 @@ def test_eight_bit_products_come_close(vit):
 
 @pytest.mark.parametrize("name", ["DINOv3", "EVA-02", "DINOv2", "SigLIP"])
 def test_image_size(name):
-    """Positions are resampled as timm resamples them for the same weights; the digest stays that of the weights."""
+    """Positions are resampled as by timm; the digest is still that of the weights."""
     vit = toy(name)
     size = vit.size + 2 * vit.vit.patch_embed.patch_size[0]
     network = copy.deepcopy(vit.vit)
@@ -208,7 +208,7 @@ def test_heads_that_share_keys():
 
 
 @pytest.mark.parametrize("name", ["test_convnext", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
-def test_other_networks_give_their_features_and_take_no_hooks(name, generator):
+def test_other_networks_give_features_without_hooks(name, generator):
     small = {"swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (1, 2)}}
     small["beit_base_patch16_224"] = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3}
     network = timm.create_model(name, num_classes=0, **small.get(name, {})).eval()
@@ -223,7 +223,7 @@ def test_other_networks_give_their_features_and_take_no_hooks(name, generator):
         vit(images_for(vit), Adapters(2, vit.width, 2, generator=generator))
 
 
-def test_names_are_judged_before_anything_is_fetched(monkeypatch):
+def test_hook_support_is_checked_without_a_download(monkeypatch):
     from onea.research.methods import method_class
     from onea.vit.backbones import nearest_with_hooks, no_hooks_reason
 

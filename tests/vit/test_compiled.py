@@ -62,23 +62,23 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
     torch.testing.assert_close(vit(too_many, NO_HOOKS), vit.forward_eager(too_many, NO_HOOKS))
 
 
-def drawn(vit, seed: int, *shape: int) -> torch.Tensor:
+def random_tensor(vit, seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, vit.width, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 def input_prompts(vit, seed: int, count: int):
-    prompts = drawn(vit, seed, count, 3)
+    prompts = random_tensor(vit, seed, count, 3)
     return InputPrompts(vit, 0.1 * prompts), [prompts]  # not a leaf, as where they are chosen from a pool
 
 
 def prefix_prompts(vit, seed: int, count: int):
-    pairs = [drawn(vit, seed + index, count, 2) for index in range(2)]
+    pairs = [random_tensor(vit, seed + index, count, 2) for index in range(2)]
     return PrefixPrompts(vit.heads, {1: (pairs[0], pairs[1])}), pairs
 
 
 def low_rank_updates(vit, seed: int, count: int):
     updates = LowRankUpdates(
-        [{name: LowRank(0.1 * drawn(vit, seed, 4).detach(), trains_down=False) for name in "kv"}] * vit.depth
+        [{name: LowRank(0.1 * random_tensor(vit, seed, 4).detach(), trains_down=False) for name in "kv"}] * vit.depth
     )
     for up in updates.ups():
         torch.nn.init.normal_(up, std=0.1, generator=torch.Generator().manual_seed(seed))
@@ -110,7 +110,7 @@ MADE = [input_prompts, prefix_prompts, low_rank_updates, deep_prompts, expandabl
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
 def test_passes_with_other_hooks_than_adapters_are_compiled_once(tiny_vit, made, backend):
-    """Others are drawn for every batch, or for every task; a batch of another size runs as it is."""
+    """Other hooks are sampled for every batch or task; a batch of another size is not compiled."""
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit)).compile_for({4}, backend)
 
@@ -133,7 +133,7 @@ def test_passes_with_other_hooks_than_adapters_are_compiled_once(tiny_vit, made,
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_what_a_compiled_pass_notes_is_that_of_its_batch(tiny_vit):
+def test_hook_state_of_a_compiled_pass_belongs_to_its_batch(tiny_vit):
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit)).compile_for({4}, "aot_eager")
     adapters, trained = expandable_adapters(vit, 1, 4)
@@ -168,8 +168,8 @@ REUSING = aot_autograd(fw_compiler=in_reused_memory, bw_compiler=in_reused_memor
 
 
 @pytest.mark.parametrize("method", ["one-a", "joint"])
-def test_training_survives_results_whose_memory_is_used_again(method, tiny_run):
-    """Features, gradients and what is kept of them, over two tasks and an evaluation between."""
+def test_training_with_reused_output_memory(method, tiny_run):
+    """Features, gradients and stored results, over two tasks with an evaluation between them."""
     torch.compiler.reset()
     options = {"rank": 4, "epochs": 2, "learning_rate": 0.5, "dropout": 0.0, "batch_size": 8}
     config = make_config(tiny_run | {"method": method, "options": options})
@@ -190,7 +190,7 @@ def test_training_survives_results_whose_memory_is_used_again(method, tiny_run):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_frozen_of_an_adapter_stays_so_when_compiled(tiny_run):
+def test_frozen_adapter_weights_stay_frozen_when_compiled(tiny_run):
     torch.compiler.reset()
     ready = prepare(make_config(tiny_run), make_runtime("cpu", "fp32", 1))
     vit, task, options = ready.method.vit.compile_for({8}, "eager"), ready.task(0), ready.method.options
@@ -206,7 +206,7 @@ def test_what_is_frozen_of_an_adapter_stays_so_when_compiled(tiny_run):
         assert not torch.equal(now.up.weight, then.up.weight)
 
 
-def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vit):
+def test_networks_in_one_process_have_separate_compilation_caches(tiny_vit):
     torch.compiler.reset()
     limits = torch._dynamo.config
     limit = limits.recompile_limit if hasattr(limits, "recompile_limit") else limits.cache_size_limit  # up to 2.6
@@ -216,7 +216,7 @@ def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vi
         torch.testing.assert_close(vit(images, hooks), vit.forward_eager(images, hooks))
 
 
-def test_one_flat_row_gives_back_every_weight(tiny_vit):
+def test_flat_weights_restore_every_weight(tiny_vit):
     vit = load_backbone(str(tiny_vit))
     hooks = adapters(vit, 1)
     tokens = torch.randn(2, 5, vit.width)
@@ -227,7 +227,7 @@ def test_one_flat_row_gives_back_every_weight(tiny_vit):
             torch.testing.assert_close(given.mlp_update(block, tokens), hooks.mlp_update(block, tokens))
 
 
-def test_the_flat_row_follows_every_change_of_its_adapter(tiny_vit):
+def test_flat_weights_follow_changes_of_the_adapter(tiny_vit):
     hooks = adapters(load_backbone(str(tiny_vit)), 1)
 
     def check(dtype: torch.dtype = torch.float32) -> None:
@@ -265,7 +265,7 @@ def test_a_compiled_run_counts_the_same_operations(tiny_run, tmp_path):
         assert mine["losses"] == pytest.approx(theirs["losses"], rel=1e-3)
 
 
-def test_without_a_compiler_one_sentence_says_so(tiny_run, monkeypatch):
+def test_a_missing_compiler_is_one_error_message(tiny_run, monkeypatch):
     monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
     with pytest.raises(OneaError, match="needs a C\\+\\+ compiler"):
         prepare(make_config(tiny_run | {"compile": "yes"}), make_runtime("cpu", "fp32", 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of which only the first blocks are used."""
+"""Networks truncated to their first blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("depth", range(DEPTH + 1))
-def test_features_are_those_after_the_last_block_that_is_used(path, depth):
+def test_features_are_those_after_the_last_used_block(path, depth):
     vit, whole = load_backbone(str(path), depth=depth), load_backbone(str(path))
     assert vit.depth == (depth or DEPTH)
     images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
@@ -39,7 +39,7 @@ def test_features_are_those_after_the_last_block_that_is_used(path, depth):
 
 
 @pytest.mark.parametrize("depth", [-1, DEPTH + 1])
-def test_a_depth_that_the_network_does_not_have_is_refused(path, depth):
+def test_a_depth_beyond_the_network_is_refused(path, depth):
     with pytest.raises(OneaError, match=f"{DEPTH} blocks; give 1 to {DEPTH}"):
         load_backbone(str(path), depth=depth)
 
@@ -60,7 +60,7 @@ def test_a_model_keeps_its_depth(path, tiny_images, tmp_path):
 
 
 @pytest.mark.parametrize("depth", [-1, 1.5, "2"])
-def test_a_depth_that_is_no_number_of_blocks_is_refused(path, tiny_images, depth):
+def test_an_invalid_depth_is_refused(path, tiny_images, depth):
     files = class_folders(tiny_images / "train")["class00"]
     with pytest.raises(OneaError, match=r"depth is .*; give the number of blocks to use, or 0 for all"):
         tiny_model(str(path), depth=depth).learn(files, ["class00"] * len(files))
@@ -71,7 +71,7 @@ def test_only_the_smaller_embedded_network_is_cut_for_models():
     assert [depth_for_models(name) for name in names] == [5, 0, 0]
 
 
-def test_depth_makes_another_run_only_where_it_is_given():
+def test_only_an_explicit_depth_changes_the_run_key():
     plain, same, other = (make_config({"method": "simplecil", **more}) for more in ({}, {"depth": 0}, {"depth": 5}))
     assert plain.key() == same.key() != other.key()
     assert "depth" not in plain.identity()
@@ -102,7 +102,7 @@ def test_a_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
         ("DINOv3", {}, 0.0),
     ],
 )
-def test_models_leave_out_what_their_network_can_do_without(name, given, expected):
+def test_models_store_no_default_depth(name, given, expected):
     vit = toy(name)
     assert vit.depth > 1
     options = choose_options("auto", given, vit)
@@ -110,7 +110,7 @@ def test_models_leave_out_what_their_network_can_do_without(name, given, expecte
     assert options.patch_drop_rate == expected
 
 
-def test_a_taught_model_may_be_set_to_what_it_has(tiny_vit, tiny_images):
+def test_a_trained_model_accepts_its_own_depth(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     model.set_params(views=2)
     with pytest.raises(OneaError, match="views cannot change after the model was taught"):

@@ -44,7 +44,7 @@ def test_clipping_never_increases_the_error_of_a_row(seed, shape, power):
     assert ((rows - found).norm(dim=1) <= bound).all()
 
 
-def test_an_outlier_does_not_take_the_steps_from_all_others():
+def test_an_outlier_is_clipped():
     row = torch.linspace(-1, 1, 400)[None].clone()
     row[0, 7] = 1.6
     error = (rounded(row) - row).square().sum()
@@ -86,7 +86,7 @@ def small(tiny_vit) -> dict[str, torch.Tensor]:
     return quantise(load_file(tiny_vit))
 
 
-def test_a_file_in_eight_bits_loads_by_its_path(small, tiny_vit, tmp_path):
+def test_an_int8_file_loads_by_its_path(small, tiny_vit, tmp_path):
     head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # not read, so its scale is not missed
     save_plain(small | head, tmp_path / "small.safetensors")
     loaded, exact = load_backbone(str(tmp_path / "small.safetensors")), load_backbone(tiny_vit)
@@ -111,7 +111,7 @@ def test_a_file_in_eight_bits_loads_by_its_path(small, tiny_vit, tmp_path):
         ({MATRIX: torch.ones(192, 63, dtype=torch.int8)}, f"size mismatch for {MATRIX}"),
     ],
 )
-def test_a_bad_file_gets_one_sentence(change, words, small, tmp_path):
+def test_invalid_scales_are_one_error_message(change, words, small, tmp_path):
     tensors = {name: tensor for name, tensor in (small | change).items() if tensor is not None}
     save_plain(tensors, tmp_path / "bad.safetensors")
     with pytest.raises(OneaError, match=f"does not hold a plain timm ViT: .*{words}") as caught:
@@ -131,7 +131,7 @@ def test_the_names_of_the_embedded_networks():
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [(DEFAULT, 22), (FAST, 11.1)])
-def test_embedded_weights_are_light_and_whole(name, megabytes):
+def test_embedded_files_are_small_and_complete(name, megabytes):
     tensors = load_file(embedded_file(name))
     assert embedded_file(name).stat().st_size < megabytes * 1e6
     assert digest_of(tensors) == EMBEDDED[name]
@@ -146,7 +146,7 @@ IN_FLOAT16 = (
 )
 
 
-def test_the_default_network_computes_what_it_did_in_float16():
+def test_the_default_network_approximates_its_float16_weights():
     side = torch.arange(112.0)
     pattern = torch.stack([torch.sin(side[:, None] / 5 + side / 9 + 2 * colour) for colour in range(3)])[None]
     vit = load_backbone()
@@ -159,7 +159,7 @@ def test_the_default_network_computes_what_it_did_in_float16():
     assert (found - wanted).norm() / wanted.norm() < 0.024
 
 
-def test_a_damaged_embedded_network_is_not_used(monkeypatch, tmp_path):
+def test_a_damaged_embedded_network_is_refused(monkeypatch, tmp_path):
     copy = Path(shutil.copy(embedded_file(FAST), tmp_path))
     content = bytearray(copy.read_bytes())
     content[-1] ^= 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large the inputs of frozen layers can become: never larger than the weights tell."""
+"""Bounds of the inputs of frozen layers, which follow from the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, gradient_bounds, hidden_bo
 WIDTH, HIDDEN = 64, 96
 
 
-def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -27,25 +27,25 @@ def norm_and_layer(seed: int, affine: bool = True, bias: bool = True) -> tuple[n
     norm, layer = nn.LayerNorm(WIDTH, elementwise_affine=affine), nn.Linear(WIDTH, HIDDEN, bias)
     with torch.no_grad():
         if affine:
-            norm.weight.copy_(drawn(WIDTH, seed=seed).exp())
-            norm.bias.copy_(drawn(WIDTH, seed=seed + 1))
-        layer.weight.copy_(drawn(HIDDEN, WIDTH, seed=seed + 2) / WIDTH**0.5)
+            norm.weight.copy_(random_tensor(WIDTH, seed=seed).exp())
+            norm.bias.copy_(random_tensor(WIDTH, seed=seed + 1))
+        layer.weight.copy_(random_tensor(HIDDEN, WIDTH, seed=seed + 2) / WIDTH**0.5)
         if bias:
-            layer.bias.copy_(drawn(HIDDEN, seed=seed + 3))
+            layer.bias.copy_(random_tensor(HIDDEN, seed=seed + 3))
     return norm.requires_grad_(False), layer.requires_grad_(False)
 
 
 def tokens_of_all_kinds(norm: nn.LayerNorm, layer: nn.Linear) -> torch.Tensor:
-    """Ordinary ones, one channel alone, and those that a row of weights answers to most; of any size."""
+    """Random tokens, single channels, and tokens parallel to the rows of the weights; in several sizes."""
     gain = torch.ones(WIDTH) if norm.weight is None else norm.weight
-    kinds = torch.cat([drawn(200, WIDTH), torch.eye(WIDTH), layer.weight * gain])
+    kinds = torch.cat([random_tensor(200, WIDTH), torch.eye(WIDTH), layer.weight * gain])
     return torch.cat([kinds * size for size in (-1e4, -1.0, 1.0, 1e4)])
 
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("seed", [10, 20, 30])
-def test_no_input_is_larger_and_some_come_near(seed, bias, affine):
+def test_input_bounds_hold_and_are_tight(seed, bias, affine):
     norm, layer = norm_and_layer(seed, affine, bias)
     tokens = tokens_of_all_kinds(norm, layer)
     normed, first, second = norm(tokens), norm_bounds(norm), hidden_bounds(norm, layer)
@@ -61,12 +61,12 @@ def test_no_input_is_larger_and_some_come_near(seed, bias, affine):
             assert shares.max() < 1
 
 
-def test_channels_that_are_small_or_dead_count_as_much_as_large_ones():
-    """With a scale per row, the largest gain would leave nothing of the others."""
+def test_small_channels_keep_their_precision():
+    """With a scale per row, the largest gain would underflow the others."""
     norm, layer = norm_and_layer(10)
     norm.bias.zero_()
     norm.weight[0], norm.weight[1], layer.weight[:, 0] = 1e6, 0.0, 0.0
-    tokens = norm(drawn(50, WIDTH))
+    tokens = norm(random_tensor(50, WIDTH))
     found = Fp8Linear(layer, norm_bounds(norm))(tokens).float()
     expected = layer(tokens)
     assert 0 < (found - expected).norm() / expected.norm() < 0.06
@@ -74,10 +74,10 @@ def test_channels_that_are_small_or_dead_count_as_much_as_large_ones():
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_no_gradient_inside_is_larger_and_some_come_near(approximate):
+def test_gradient_bounds_hold_and_are_tight(approximate):
     second = nn.Linear(HIDDEN, WIDTH).requires_grad_(False)
-    second.weight.mul_(drawn(HIDDEN).exp())
-    upper = torch.cat([drawn(200, WIDTH), second.weight.T, torch.eye(WIDTH)])
+    second.weight.mul_(random_tensor(HIDDEN).exp())
+    upper = torch.cat([random_tensor(200, WIDTH), second.weight.T, torch.eye(WIDTH)])
     upper = upper / upper.norm(dim=1, keepdim=True)
     hidden = torch.full((len(upper), HIDDEN), 2**0.5, requires_grad=True)  # where GELU is steepest
     for layer in (second, Fp8Linear(second)):
@@ -109,20 +109,20 @@ def block_of(kind: type[nn.Module], **options: object) -> nn.Module:
     ],
     ids=["plain", "gates", "packed gates", "growing", "apart", "inner norm", "other norm", "norm behind", "no block"],
 )
-def test_layers_have_a_limit_where_weights_alone_tell_it(block, names):
+def test_layers_with_bounded_inputs(block, names):
     limits = input_bounds(block)
     assert {name for name, layer in block.named_modules() if layer in limits} == names
     seen: dict[nn.Module, torch.Tensor] = {}
     for layer in limits:
         layer.register_forward_pre_hook(lambda module, given: seen.update({module: given[0].abs()}))
-    block(drawn(2, 9, WIDTH) * 100)
+    block(random_tensor(2, 9, WIDTH) * 100)
     assert len(seen) >= len(limits) - 1  # timm reads the weights of one attention past its layer
     assert all((sizes <= limits[layer] * (1 + 1e-5)).all() for layer, sizes in seen.items())
 
 
-def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
+def test_bounds_are_as_accurate_as_a_scale_per_row(monkeypatch):
     vit = load_backbone("vit_small_patch14_112").truncate(4)
-    images = torch.cat([drawn(2, 3, vit.size, vit.size), torch.zeros(1, 3, vit.size, vit.size)])
+    images = torch.cat([random_tensor(2, 3, vit.size, vit.size), torch.zeros(1, 3, vit.size, vit.size)])
     images[0] = images[0].cumsum(1).cumsum(2) / 50  # smooth, as photographs are
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         expected = vit(images)
@@ -135,7 +135,7 @@ def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
     assert 0 < far < 1.5 * near < 0.2
 
 
-def test_only_layers_of_known_blocks_get_one():
+def test_only_known_blocks_have_bounds():
     blocks = nn.Sequential(block_of(Block), block_of(ResPostBlock))
     to_fp8(blocks)
     assert [layer.input_factors is not None for layer in blocks.modules() if isinstance(layer, Fp8Linear)] == [
@@ -145,9 +145,13 @@ def test_only_layers_of_known_blocks_get_one():
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
-def test_an_mlp_and_its_gradient_are_near_those_of_full_precision(size):
+def test_an_mlp_and_its_gradient_approximate_full_precision(size):
     block = block_of(Block, mlp_layer=Mlp)
-    names, tokens, upper = list(block.state_dict()), block.norm2(drawn(2, 9, WIDTH)), drawn(2, 9, WIDTH, seed=2) * size
+    names, tokens, upper = (
+        list(block.state_dict()),
+        block.norm2(random_tensor(2, 9, WIDTH)),
+        random_tensor(2, 9, WIDTH, seed=2) * size,
+    )
     upper[0, 0] = 0
     upper[0, 1] *= 1e-4  # rows do not influence each other
     found: list[torch.Tensor] = []
@@ -171,16 +175,16 @@ def test_an_mlp_and_its_gradient_are_near_those_of_full_precision(size):
     assert type(block.mlp.fc1) is nn.Linear
 
 
-def test_a_gradient_that_is_not_finite_stays_so():
+def test_gradients_keep_infinities_and_nans():
     blocks = nn.Sequential(block_of(Block))
     to_fp8(blocks)
-    x, upper = drawn(4, WIDTH).requires_grad_(), torch.ones(4, WIDTH, dtype=torch.bfloat16)
+    x, upper = random_tensor(4, WIDTH).requires_grad_(), torch.ones(4, WIDTH, dtype=torch.bfloat16)
     upper[0, 0], upper[1, 1], upper[2] = float("inf"), float("nan"), 1e-30
     blocks[0].mlp(x).backward(upper)
     assert x.grad.isfinite().all(1).tolist() == [False, False, True, True]
 
 
-def test_other_activations_have_no_such_gradient():
+def test_mlps_with_other_activations_are_not_replaced():
     blocks = nn.Sequential(block_of(Block, act_layer=nn.ReLU))
     to_fp8(blocks)
     assert type(blocks[0].mlp) is Mlp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in the last blocks alone: the pass split where they begin, and the weights that they have."""
+"""Adapters in the last blocks only: their weights, and passes that are split at the first of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gradients(features: torch.Tensor, adapters: Adapters) -> tuple[torch.Tensor,
     return torch.autograd.grad(features.square().sum(), list(adapters.parameters()))
 
 
-def test_adapters_in_all_blocks_are_those_that_there_always_were(vit, images):
+def test_adapters_in_all_blocks_have_the_same_initial_weights(vit, images):
     both = [
         Adapters(DEPTH, vit.width, 4, generator=torch.Generator().manual_seed(3), **extra)
         for extra in ({}, {"first_block": 0})
@@ -58,7 +58,7 @@ def test_tensors_are_named_by_the_blocks_of_the_network(vit, first):
 
 
 @pytest.mark.parametrize("first", range(DEPTH))
-def test_blocks_without_an_adapter_are_as_if_theirs_added_nothing(vit, images, first):
+def test_blocks_without_an_adapter_equal_zero_adapters(vit, images, first):
     last, every = trained(vit, first), trained(vit)
     with torch.no_grad():
         for number, adapter in enumerate(every.adapters()):
@@ -78,18 +78,20 @@ def test_the_pass_can_be_split_where_adapters_begin(vit, images, first):
     assert torch.equal(above, whole)
     for mine, theirs in zip(gradients(above, adapters), gradients(whole, adapters), strict=True):
         assert torch.equal(mine, theirs)
-    assert torch.equal(vit.forward_to_block(images, trained(vit, first, seed=9)), below), "whatever they have learned"
+    assert torch.equal(vit.forward_to_block(images, trained(vit, first, seed=9)), below), (
+        "for any weights of the adapters"
+    )
 
 
 @pytest.mark.parametrize("first", range(DEPTH))
-def test_adapters_come_back_from_their_tensors(vit, images, first):
+def test_adapters_from_their_tensors(vit, images, first):
     adapters = trained(vit, first)
     again = Adapters.from_tensors(adapters.state_dict(), adapters.scale)
     assert (again.first_block, again.shape) == (first, (DEPTH, vit.width))
     assert torch.equal(vit(images, again), vit(images, adapters))
 
 
-def test_tensors_that_are_no_whole_adapter_are_refused(vit):
+def test_incomplete_adapters_are_refused(vit):
     tensors = trained(vit, 2).state_dict()
     for name in tensors:
         with pytest.raises((KeyError, RuntimeError)):
@@ -100,7 +102,7 @@ def test_tensors_that_are_no_whole_adapter_are_refused(vit):
         Adapters.from_tensors({}, 0.1)
 
 
-def test_a_compiled_network_takes_them_as_one_row(vit, images):
+def test_a_compiled_network_with_adapters_in_the_last_blocks(vit, images):
     torch.compiler.reset()
     compiled = vit.compile_for({len(images)}, "eager")
     try:

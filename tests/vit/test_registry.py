@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every transformer that timm knows, at toy size: its own features, or a reason that is on the list below."""
+"""Every transformer of timm, at toy size: its features, or a reason from the list below."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def check(name: str) -> str:
     return vit.no_hooks_reason
 
 
-def test_every_way_in_which_timm_builds_a_transformer():
-    """An architecture has timm's features to 1e-5, with hooks or, for a reason on the list, without; nothing else."""
+def test_architectures_of_timm():
+    """An architecture has timm's features to 1e-5, with hooks or, for a reason on the list, without."""
     groups = variants()
     assert sum(map(len, groups.values())) == len(ARCHITECTURES) > 250
     for name, alike in groups.items():
@@ -104,8 +104,8 @@ FILES = sorted(set(timm.list_modules()) - NEEDS_MEMORY)
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
-def test_a_network_of_every_file_of_timm(part):
-    """Without weights, which takes no memory: it gives one feature of the width that it says, or is refused."""
+def test_architectures_by_file_of_timm(part):
+    """Without memory for weights: the feature has the declared width, or the network is refused."""
     for file in FILES[part::4]:
         named = timm.list_models(module=file)
         name = min(named, key=lambda name: (not name.startswith("test_"), "_s" not in name, len(name), name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention among few tokens: its Triton kernels, interpreted on the CPU, against PyTorch's attention."""
+"""The Triton kernels for short sequences, interpreted on the CPU, against PyTorch's attention."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_values_and_gradients_are_those_of_pytorch(folder, dtype, tokens, width)
         assert float((found.double() - right).norm()) <= BOUNDS[dtype] * float(right.norm()) + 1e-6
 
 
-def test_a_network_learns_with_it_as_without(folder):
+def test_training_equals_training_with_pytorchs_attention(folder):
     outputs = load_file(folder / OUTPUTS)
     for name, expected in trained(folder).items():
         torch.testing.assert_close(outputs[name], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
@@ -104,7 +104,7 @@ def test_a_network_learns_with_it_as_without(folder):
 
 
 @pytest.mark.parametrize(("extra", "prefixed"), [({}, True), ({"qk_norm": True}, False)])
-def test_attention_that_does_more_is_left_to_pytorch(monkeypatch, extra, prefixed):
+def test_unsupported_attention_uses_pytorch(monkeypatch, extra, prefixed):
     monkeypatch.setattr("onea.vit.blocks.is_supported", lambda *_: True)
     monkeypatch.setattr("onea.vit.blocks.short_attention", lambda *_: pytest.fail("it does not do that"))
     attn = Attention(64, num_heads=2, norm_layer=torch.nn.LayerNorm, **extra).eval()
@@ -129,7 +129,7 @@ def test_attention_that_does_more_is_left_to_pytorch(monkeypatch, extra, prefixe
         ({"requires_grad": False}, False),
     ],
 )
-def test_what_it_takes_in_a_compiled_pass(change, expected):
+def test_supported_inputs_in_a_compiled_pass(change, expected):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton")
     torch.compiler.reset()

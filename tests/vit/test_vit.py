@@ -43,7 +43,7 @@ def embedded() -> FrozenViT:
 
 
 @pytest.mark.parametrize(("name", "extra"), ARCHITECTURES)
-def test_a_file_gives_back_the_model_that_wrote_it(name, extra, tmp_path):
+def test_features_of_a_file_equal_timms(name, extra, tmp_path):
     model = small(name, **extra)
     path = tmp_path / "model.safetensors"
     save_plain(model.state_dict(), path)
@@ -57,7 +57,7 @@ def test_a_file_gives_back_the_model_that_wrote_it(name, extra, tmp_path):
 
 @pytest.mark.parametrize(("size", "patch"), [(32, 16), (30, 14), ((28, 42), 14)])
 def test_patches_equal_timms_convolution(size, patch):
-    """Also where the image is no multiple of the patch, whose rest nobody reads."""
+    """Also if the image is no multiple of the patch, and the remaining pixels are ignored."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=96, depth=1).eval()
     frozen = FrozenViT(model, "", "", NetworkConfig())
     images = torch.randn(2, 3, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
@@ -83,7 +83,7 @@ def test_the_embedded_backbone(embedded):
     assert embedded.name == "vit_small_d6_patch14_84"
 
 
-def test_the_adapter_reads_the_residual_stream_beside_the_mlp(embedded):
+def test_the_adapter_is_parallel_to_the_mlp(embedded):
     """Against an independent forward pass written with hooks on timm's own blocks."""
     module = adapters(embedded).eval()
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_adapter_start_and_dropout():
     assert not torch.equal(module.mlp_update(0, tokens), module.mlp_update(0, tokens))
 
 
-def test_cheaper_frozen_matrices_do_not_change_autocast_results(tiny_vit):
+def test_cast_matrices_do_not_change_autocast_results(tiny_vit):
     images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(5))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         plain = load_backbone(tiny_vit)(images)
@@ -146,7 +146,7 @@ def test_cheaper_frozen_matrices_do_not_change_autocast_results(tiny_vit):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_frozen_adapter_is_converted_once_and_answers_as_before(tiny_vit, dtype):
+def test_a_frozen_adapter_is_converted_once(tiny_vit, dtype):
     vit = load_backbone(tiny_vit).cast_matrices(dtype)
     module, images = adapters(vit), torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
     drawn = torch.Generator().manual_seed(2)
@@ -187,13 +187,13 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_heads_start_alike_and_cosine_is_bounded():
+def test_initial_heads_and_bounds_of_cosine_logits():
     linear, cosine = (kind(50, 4, seeds.generator(1, 2, "head")) for kind in (LinearHead, CosineHead))
     assert torch.equal(linear.weight, cosine.weight)
     assert cosine(100 * torch.randn(8, 50)).abs().max() <= 1 + 1e-6
 
 
-def test_class_means_average_before_anything_else():
+def test_class_means_are_not_normalised():
     features, labels = torch.randn(40, 6), torch.randint(3, 7, (40,))
     labels[:4] = torch.arange(3, 7)
     means = class_means(features, labels, range(3, 7))
@@ -213,7 +213,7 @@ def test_class_means_average_before_anything_else():
         ("nonsense:tiny.safetensors", "does not exist"),
     ],
 )
-def test_wrong_names_get_one_sentence(name, words):
+def test_unknown_names_are_one_error_message(name, words):
     with pytest.raises(OneaError, match=words) as caught:
         load_backbone(name)
     assert "\n" not in str(caught.value)
@@ -230,7 +230,7 @@ def test_damaged_and_foreign_files(tmp_path, tiny_vit):
         load_backbone(str(foreign))
 
 
-def test_without_a_network_a_timm_name_says_what_to_do(monkeypatch, tmp_path):
+def test_a_timm_name_without_internet_is_one_error_message(monkeypatch, tmp_path):
     def unreachable(*_, **__):
         raise socket.gaierror("no network")
 
@@ -239,14 +239,14 @@ def test_without_a_network_a_timm_name_says_what_to_do(monkeypatch, tmp_path):
         load_backbone("vit_tiny_patch16_224.augreg_in21k")
 
 
-def test_a_model_of_another_kind_is_refused():
+def test_an_unsupported_architecture_is_refused():
     model = timm.create_model("vit_relpos_small_patch16_224", num_classes=0)
     with pytest.raises(OneaError, match="not a plain vision transformer"):
         FrozenViT(model, "relpos", "", NetworkConfig())
 
 
 def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatch, tmp_path):
-    """What a name meant the first time is noted; timm and its download alone are replaced."""
+    """The digest of the first download is stored; only timm and its download are replaced."""
     name = "vit_tiny_patch16_224.augreg_in21k"
     real = timm.create_model
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local files: read as what they are, by what they say or somebody says of them; never by a guess."""
+"""Local files with a configuration in their metadata, beside them, or in the name of the backbone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check(name: str, network: torch.nn.Module, config: dict[str, Any]) -> None:
         torch.testing.assert_close(vit(images_for(vit)), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_file_that_says_nothing_is_refused(written):
+def test_a_file_without_configuration_is_refused(written):
     path, _, _ = written
     words = (
         r"does not contain the number of heads.*config.json beside it.*ARCHITECTURE.TAG:model.safetensors.*plain:model"
@@ -62,7 +62,7 @@ def test_a_file_that_says_nothing_is_refused(written):
 
 
 @pytest.mark.parametrize("place", ["config.json", "model.json", "metadata"])
-def test_what_timm_writes_beside_a_file_is_how_it_is_read(written, place):
+def test_configurations_in_timms_format(written, place):
     path, config, network = written
     if place == "metadata":
         save_file(load_file(path), path, {METADATA: json.dumps(config)})
@@ -71,7 +71,7 @@ def test_what_timm_writes_beside_a_file_is_how_it_is_read(written, place):
     check(str(path), network, config)
 
 
-def test_a_backbone_is_saved_with_all_that_is_known(written, tmp_path):
+def test_a_backbone_is_saved_with_its_configuration(written, tmp_path):
     path, config, network = written
     path.with_name("config.json").write_text(json.dumps(config))
     (tmp_path / "elsewhere").mkdir()
@@ -89,16 +89,16 @@ def test_an_architecture_in_front_of_a_path(tmp_path):
     with torch.no_grad():
         wanted = network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
         torch.testing.assert_close(vit(images_for(vit)), wanted)
-    for told, words in {
+    for architecture, words in {
         "test_vit2": "does not hold timm's test_vit2",
         "test_vitt": "Unknown architecture 'test_vitt' of model.safetensors; did you mean 'test_vit'",
         "test_vit.nowhere": "timm has no weights 'test_vit.nowhere'; tags are: test_vit.r160_in1k",
     }.items():
         with pytest.raises(OneaError, match=words):
-            load_backbone(f"{told}:{path}")
+            load_backbone(f"{architecture}:{path}")
 
 
-def test_a_plain_file_is_what_files_were_before(tiny_vit, tmp_path):
+def test_a_plain_file(tiny_vit, tmp_path):
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(tiny_vit), bare)
     plain, said = load_backbone(f"plain:{bare}"), load_backbone(tiny_vit)
@@ -140,7 +140,7 @@ def test_copies_of_the_embedded_networks_are_known_by_their_digest(name, tmp_pat
         ({"model_args": {"nonsense": 1}}, "does not hold timm's vit_huge_patch14_224: .*nonsense"),
     ],
 )
-def test_odd_configurations_get_one_sentence(changes, words, tmp_path):
+def test_invalid_configurations_are_one_error_message(changes, words, tmp_path):
     network = timm.create_model("vit_huge_patch14_224", num_classes=0, **SIXTEEN)
     path = tmp_path / "model.safetensors"
     known = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 28, 28]}
@@ -163,7 +163,7 @@ def test_a_configuration_cannot_make_timm_read_another_file(tmp_path):
 
 
 def test_a_file_of_another_family(tmp_path):
-    """Rotary positions are in no file: they are made anew."""
+    """Rotary positions are in no file: they are computed."""
     path = write_toy("DINOv3", tmp_path)
     vit, original = load_backbone(str(path)), toy("DINOv3")
     assert vit.config == original.config
