@@ -57,7 +57,7 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
         task = Task(
             update, "", range(known, known + 3), images, torch.arange(len(files)), prepared[-1].rows, model.seed
         )
-        monkeypatch.setattr(adapter_merging, "held_out_of_task", lambda *_: ~prepared[-1].trained)
+        monkeypatch.setattr(adapter_merging, "held_out_mask", lambda *_: ~prepared[-1].trained)
         monkeypatch.setattr(type(method.merged), "sizes_with", lambda *_: sizes(before, prepared[-1]))  # noqa: B023
         report = method.learn(task)
 

@@ -114,12 +114,12 @@ def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     return key, name
 
 
-def hold_out(names: Iterable[str]) -> frozenset[str]:
+def choose_test_names(names: Iterable[str]) -> frozenset[str]:
     """Choose about a fifth of at least two names (one or more, never all) as the test split.
 
     The choice depends only on the names, not on their order, the machine or a seed.
 
-    >>> sorted(hold_out(f"cat/{i}.png" for i in range(10)))
+    >>> sorted(choose_test_names(f"cat/{i}.png" for i in range(10)))
     ['cat/0.png', 'cat/8.png']
     """
     # File names on Linux need not be valid UTF-8; surrogateescape restores their bytes.
@@ -129,7 +129,7 @@ def hold_out(names: Iterable[str]) -> frozenset[str]:
 
 
 def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ImagesByClass, ImagesByClass]:
-    """Divide each class into training and test images with ``hold_out``.
+    """Divide each class into training and test images with ``choose_test_names``.
 
     Raises:
         OneaError: a class has a single image.
@@ -141,7 +141,7 @@ def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ImagesByC
             raise OneaError(
                 f"Class '{name}' has only 1 image, which leaves none for testing: add images, at least 2 per class."
             )
-        held_out = hold_out(image.name for image in members)
+        held_out = choose_test_names(image.name for image in members)
         train[name] = [image for image in members if image.name not in held_out]
         test[name] = [image for image in members if image.name in held_out]
     return train, test

@@ -70,7 +70,7 @@ def _split_large_groups(groups: Tensor, count: int) -> Tensor:
     return parts
 
 
-def held_out_of_task(task: Task, share: float) -> Tensor:
+def held_out_mask(task: Task, share: float) -> Tensor:
     """Mask of the held-out images of a task, ``bool [N]``: this share of them, at most about 200.
 
     If the share is less than half an image of a class, one image of some classes is held out.

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from onea.data.dataset import Dataset, Group, Split, hold_out, natural_key
+from onea.data.dataset import Dataset, Group, Split, choose_test_names, natural_key
 from onea.errors import OneaError
 from onea.research.data import published
 from onea.research.data.cifar import cifar_dataset
@@ -261,8 +261,8 @@ def test_tasks_must_agree_on_both_sides(tmp_path: Path) -> None:
 def test_held_out_names(members: set[str], chance: random.Random) -> None:
     shuffled = sorted(members)
     chance.shuffle(shuffled)
-    held_out = hold_out(shuffled)
-    assert held_out == hold_out(members)
+    held_out = choose_test_names(shuffled)
+    assert held_out == choose_test_names(members)
     assert held_out < members
     assert 1 <= len(held_out) <= max(1, round(0.2 * len(members) + 0.5))
 

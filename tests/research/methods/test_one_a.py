@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.tiny import write_tiny_images
 
 from onea.errors import OneaError
-from onea.learner.held_out import held_out_of_task
+from onea.learner.held_out import held_out_mask
 from onea.learner.one_a import OneAPlusOptions
 from onea.merging import make_operator
 from onea.research.record import read_record
@@ -75,7 +75,7 @@ def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
 def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
     ready = prepared(tiny_run | {"sizes": "6"}, guard=0.25)
     task = ready.task(0)
-    held_out = held_out_of_task(task, 0.25)
+    held_out = held_out_mask(task, 0.25)
     assert task.labels[held_out].bincount().tolist() == [round(0.25 * n) for n in task.labels.bincount().tolist()]
     report = ready.method.learn(task)
     assert report["guard"]["images"] == held_out.sum()
@@ -86,7 +86,7 @@ def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, im
     write_tiny_images(tmp_path, classes=6, train=images, test=1)
     ready = prepared(tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}, guard=share)
     task = ready.task(0)
-    held_out = held_out_of_task(task, share)
+    held_out = held_out_mask(task, share)
     assert least <= held_out.sum() <= most
     assert task.labels[~held_out].bincount().min() >= 2
 

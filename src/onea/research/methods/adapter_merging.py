@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onea.learner.adapter_training import Start
 from onea.learner.fixed_views import FixedViews
-from onea.learner.held_out import held_out_of_task
+from onea.learner.held_out import held_out_mask
 from onea.learner.merged_adapter import (
     AdapterCache,
     AdapterLearner,
@@ -73,7 +73,7 @@ class AdapterMerging(FeatureClassification):
         trains = self.options.should_train(len(task.classes), self.merged.sizes_with(task).new_share)
         held_out, views = torch.zeros(len(task), dtype=torch.bool), None
         if trains and self.options.guard:
-            held_out = held_out_of_task(task, self.options.guard)
+            held_out = held_out_mask(task, self.options.guard)
         if trains and self.options.training_views:
             count = self.options.num_fixed_views(len(task), len(task.classes))
             views = FixedViews.sample(self.vit, self.runtime, task, count, self.options.crop_scale, self.adapter)
