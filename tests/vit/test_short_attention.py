@@ -110,7 +110,7 @@ def test_unsupported_attention_uses_pytorch(monkeypatch, extra, prefixed):
     attn = Attention(64, num_heads=2, norm_layer=torch.nn.LayerNorm, **extra).eval()
     h = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
     prefix = (torch.zeros(1, 2, 3, 32), torch.zeros(1, 2, 3, 32)) if prefixed else None
-    found = attention(attn, h, None, prefix, 5)
+    found = attention(attn, h, None, prefix, 5, None)
     assert found.shape == h.shape
     if not prefixed:
         torch.testing.assert_close(found, attn(h))
