@@ -247,17 +247,6 @@ def dump_with_checksum(content: Mapping[str, Any]) -> bytes:
     return ("{" + ",\n".join(lines) + "}\n").encode()
 
 
-def load_with_checksum(content: bytes) -> dict[str, Any]:
-    """The values in a file from ``dump_with_checksum``.
-
-    Raises:
-        DamagedFile: the checksum does not match.
-    """
-    values = parse_json_object(content)
-    verify_checksum(values)
-    return values
-
-
 def parse_json_object(content: bytes) -> dict[str, Any]:
     """The values of a JSON object, including the checksum; NaN and infinite numbers are refused."""
     try:
@@ -270,7 +259,11 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
 
 
 def verify_checksum(values: dict[str, Any]) -> None:
-    """Remove the checksum from these values; refuse them if it does not match."""
+    """Remove the checksum from these values.
+
+    Raises:
+        DamagedFile: it does not match.
+    """
     if values.pop(CHECKSUM, None) != _digest(values):
         raise DamagedFile("its content does not match its checksum")
 

@@ -15,18 +15,18 @@ from onea.tensors import Tensors
 
 
 class Scorer(nn.Module):
-    """A fitted classifier: features ``[B, width]`` to scores ``[B, classes]``; the prediction is the largest."""
+    """A fitted classifier: features ``[B, width]`` to scores ``[B, classes]``; the largest is the prediction."""
 
     def __init__(self, **tensors: Tensor):
         super().__init__()
         for name, value in tensors.items():
             self.register_buffer(name, value.detach().float())
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Scores in float32, also under autocast."""
-        with torch.autocast(features.device.type, enabled=False):
-            scores: Tensor = super().__call__(features.float())
-            return scores
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The output in float32, also under autocast."""
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            output: Tensor = super().__call__(*[tensor.float() for tensor in inputs])
+            return output
 
 
 class Statistics(Protocol):

@@ -7,8 +7,6 @@ It combines scores of the literature: cosine to the class means, maximum softmax
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,25 +30,8 @@ _NEWTON_STEPS = 50
 _MAX_STEP = 2.0  # a full Newton step would overshoot if the classes are well separated
 
 
-class FeatureScoreModule(Scorer, ABC):
-    """A module of features ``[B, width]`` and a classifier's scores ``[B, classes]``.
-
-    A class with score -inf is ignored, as if it were unknown.
-    """
-
-    def __call__(self, features: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        """The output in float32, also under autocast."""
-        with torch.autocast(features.device.type, enabled=False):
-            output: Tensor = self.forward(features.float(), scores.float())
-            return output
-
-    @abstractmethod
-    def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """The output, in the precision of the inputs."""
-
-
-class Signals(FeatureScoreModule):
-    """Five signals of familiarity, ``[B, 5]``.
+class Signals(Scorer):
+    """Five signals of familiarity, ``[B, 5]``, from features ``[B, width]`` and a classifier's scores ``[B, classes]``.
 
     In the whitened space, centred on the mean of the class means, with image ``z`` and class means ``m_c``:
 
@@ -86,7 +67,7 @@ class Signals(FeatureScoreModule):
         self.likelihoods = None if scores_are_likelihoods else RegularisedGaussian().fit(statistics)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """The five signals of each image."""
+        """The signals of each image; classes with score -inf are ignored, as if they were unknown."""
         counted = scores > -torch.inf
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(counted, -torch.inf)
@@ -159,7 +140,7 @@ class SignalScaler(nn.Module):
         return standardised
 
 
-class Familiarity(FeatureScoreModule):
+class Familiarity(Scorer):
     """A weighted sum of signals, with penalties for a large distance and for greater similarity to the background.
 
     The weights best separate held-out images of known classes from images of classes that were left out of the

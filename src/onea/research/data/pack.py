@@ -34,8 +34,9 @@ from onea.files import (
     DamagedFile,
     dump_with_checksum,
     file_stamp,
-    load_with_checksum,
+    parse_json_object,
     read_regular,
+    verify_checksum,
     write_atomically,
     write_error,
 )
@@ -124,7 +125,8 @@ def _write_index(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    content = load_with_checksum(read_regular(path, follow=True))
+    content = parse_json_object(read_regular(path, follow=True))
+    verify_checksum(content)
     if content["of"] != path.stem:
         raise DamagedFile(f"it is of {content['of']}")
     return content
