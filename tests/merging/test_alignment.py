@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where alignment must help and where it must hurt, how far gates reach, and which base has them."""
+"""Where alignment must help and where it must hurt, the strength of gates, and which base has them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def merged(base: Tensor, align: Tensor, share: float, *, alignment: bool) -> Ten
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0, math.pi / 2), st.floats(0.05, 0.5), st.integers(0, 999))
 def test_alignment_helps_by_what_it_drops_if_that_is_noise_and_hurts_by_it_if_it_is_knowledge(angle, share, seed):
-    """The theory's case: all that is worth knowing lies in the columns of the base. And its opposite."""
+    """The theory's case, in which all knowledge lies in the columns of the base, and its opposite."""
     base, align, inside = rotated_sides(angle, seed)
-    with_it, without = (merged(base, align, share, alignment=choice) for choice in (True, False))
+    aligned, unaligned = (merged(base, align, share, alignment=choice) for choice in (True, False))
     if_noise, if_knowledge = ((1 - share) * base + share * side for side in (inside, align))
     dropped = share * math.sin(angle) * 3**0.5  # the norm of the turned part
-    assert float((with_it - if_noise).norm()) == pytest.approx(0, abs=1e-9)
-    assert float((without - if_noise).norm()) == pytest.approx(dropped, abs=1e-9)
-    assert float((with_it - if_knowledge).norm()) == pytest.approx(dropped, abs=1e-9)
-    assert float((without - if_knowledge).norm()) == pytest.approx(0, abs=1e-9)
+    assert float((aligned - if_noise).norm()) == pytest.approx(0, abs=1e-9)
+    assert float((unaligned - if_noise).norm()) == pytest.approx(dropped, abs=1e-9)
+    assert float((aligned - if_knowledge).norm()) == pytest.approx(dropped, abs=1e-9)
+    assert float((unaligned - if_knowledge).norm()) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("rank", [4, 16, 24])
@@ -81,38 +81,38 @@ def test_the_measures_of_an_angle_are_its_squared_cosine(degrees):
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from([(4, 9), (9, 4)]), st.integers(0, 999), st.floats(0.05, 1), st.floats(0, 20))
-def test_even_gates_move_as_far_as_the_gates_but_straight_on(shape, seed, share, kappa):
+def test_even_gates_move_as_far_as_the_gates_in_the_direction_of_no_gates(shape, seed, share, kappa):
     base, align = random(1, *shape, seed=seed), random(1, *shape, seed=seed + 1)
     gated, even, ungated = (
         fuse(base, align, share, gate) for gate in (Gate(kappa=kappa), Gate(kappa=kappa, even_gates=True), NO_GATES)
     )
-    step, straight, whole = (each.merged - base for each in (gated, even, ungated))
-    assert float(straight.norm()) == pytest.approx(float(step.norm()))
-    torch.testing.assert_close(straight, even.gates[0, 0] * whole)
+    step, even_step, full_step = (fusion.merged - base for fusion in (gated, even, ungated))
+    assert float(even_step.norm()) == pytest.approx(float(step.norm()))
+    torch.testing.assert_close(even_step, even.gates[0, 0] * full_step)
     assert effective_gate(gated.gates, gated.left.mT @ (align - base)).item() == pytest.approx(even.gates[0, 0].item())
 
 
 def test_gates_on_a_new_base_hold_back_what_was_learned_before():
-    """The gates pull towards the base. Where that is the new side, the old one loses about half of its say."""
+    """The gates pull towards the base. If that is the new side, the old one loses about half of its share."""
     old, new = {"w": torch.zeros(4, 6) + 1e-3 * random(4, 6, seed=1).float()}, {"w": random(4, 6, seed=2).float()}
 
-    def say_of_old(operator: OneAMerge, sizes: Sizes) -> float:
+    def share_of_old(operator: OneAMerge, sizes: Sizes) -> float:
         """How far the result has stayed from the new side, as a share of the way from the old one."""
         result = operator(old, new, sizes, {}).tensors["w"]
         return float((result - new["w"]).norm() / (old["w"] - new["w"]).norm())
 
-    without, usual, careful = OneAMerge(gating=False), OneAMerge(), OneAMerge(gated_base="accumulated")
-    assert say_of_old(without, NEW_LARGER) == pytest.approx(50 / 130)
-    assert say_of_old(usual, NEW_LARGER) < 0.6 * 50 / 130
-    assert say_of_old(careful, NEW_LARGER) == pytest.approx(50 / 130)
-    assert say_of_old(usual, OLD_LARGER) > say_of_old(without, OLD_LARGER) == pytest.approx(50 / 60)
-    assert say_of_old(careful, OLD_LARGER) == say_of_old(usual, OLD_LARGER)
+    ungated, default, old_gated = OneAMerge(gating=False), OneAMerge(), OneAMerge(gated_base="accumulated")
+    assert share_of_old(ungated, NEW_LARGER) == pytest.approx(50 / 130)
+    assert share_of_old(default, NEW_LARGER) < 0.6 * 50 / 130
+    assert share_of_old(old_gated, NEW_LARGER) == pytest.approx(50 / 130)
+    assert share_of_old(default, OLD_LARGER) > share_of_old(ungated, OLD_LARGER) == pytest.approx(50 / 60)
+    assert share_of_old(old_gated, OLD_LARGER) == share_of_old(default, OLD_LARGER)
 
 
-def test_the_analysis_of_a_merge_tells_what_lies_inside_and_how_far_gates_reach():
+def test_the_analysis_of_a_merge_has_the_mean_measures():
     names = ["blocks.0.up.weight", "blocks.1.up.weight"]
     fusion = fuse(random(2, 24, 4, seed=1), random(2, 24, 4, seed=2), 0.3, Gate())
-    told = analyse([(names, fusion)])["up"]
-    assert told["inside"] == pytest.approx(float(share_in_subspace(fusion).mean()), abs=1e-4)
-    assert told["closeness"] == pytest.approx(float(subspace_similarity(fusion).mean()), abs=1e-4)
-    assert 0.2 < told["opening"] < 0.65
+    measures = analyse([(names, fusion)])["up"]
+    assert measures["inside"] == pytest.approx(float(share_in_subspace(fusion).mean()), abs=1e-4)
+    assert measures["closeness"] == pytest.approx(float(subspace_similarity(fusion).mean()), abs=1e-4)
+    assert 0.2 < measures["opening"] < 0.65

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging on disk: the same numbers as in memory, a card that says how, and one sentence for every mistake."""
+"""Merging files: the same numbers as in memory, a card about the merge, and one sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_matrices_merge_as_in_memory(operator, tmp_path):
     first, second, third = map(load_file, files)
     expected, state = make_operator(operator)(first, second, Sizes(4, 1, 400, 90), {})
     expected, _ = make_operator(operator)(expected, third, Sizes(5, 2, 490, 10), state)
-    found = load_file(out)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    merged = load_file(out)
+    assert merged.keys() == expected.keys()
+    assert all(torch.equal(merged[name], expected[name]) for name in merged)
 
 
 def test_the_type_is_kept(tmp_path):
@@ -56,7 +56,7 @@ def test_the_type_is_kept(tmp_path):
     assert {value.dtype for value in load_file(tmp_path / "merged.safetensors").values()} == {torch.bfloat16}
 
 
-def test_the_card_says_how_it_was_made(tmp_path):
+def test_the_card_records_the_merge(tmp_path):
     files = [write_matrices(tmp_path / f"{seed}.safetensors", seed) for seed in (1, 2)]
     out = tmp_path / "merged.safetensors"
     returned = merge_files(files, out, operator="ties", options={"density": "0.5"}, classes=[40, 5])
@@ -68,10 +68,10 @@ def test_the_card_says_how_it_was_made(tmp_path):
     assert card["date"].startswith("20")
     assert card["samples_are"] == "taken equal to classes"
     assert card["truncation_error"] is None
-    assert [(each["classes"], each["samples"]) for each in card["inputs"]] == [(40, 40), (5, 5)]
-    for file, about in zip(files, card["inputs"], strict=True):
-        assert about["path"] == str(file)
-        assert about["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert [(source["classes"], source["samples"]) for source in card["inputs"]] == [(40, 40), (5, 5)]
+    for file, source in zip(files, card["inputs"], strict=True):
+        assert source["path"] == str(file)
+        assert source["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "1.safetensors",
         "2.safetensors",
@@ -93,14 +93,14 @@ def write_state(path: Path, seed: int, classes: int, samples: int) -> Path:
     return path
 
 
-def test_states_of_runs_give_their_adapter_and_know_their_sizes(tmp_path):
+def test_states_of_runs_have_an_adapter_and_its_sizes(tmp_path):
     files = [write_state(tmp_path / "a.safetensors", 1, 3, 300), write_state(tmp_path / "b.safetensors", 2, 1, 90)]
     out = tmp_path / "merged.safetensors"
     card = merge_files(files, out, operator="weighted-mean")
     merged = load_file(out)
     assert list(merged) == ["blocks.0.down.weight"]
     torch.testing.assert_close(merged["blocks.0.down.weight"], (3 * random((4, 9), 1) + random((4, 9), 2)) / 4)
-    assert [(each["classes"], each["samples"]) for each in card["inputs"]] == [(3, 300), (1, 90)]
+    assert [(source["classes"], source["samples"]) for source in card["inputs"]] == [(3, 300), (1, 90)]
     assert card["samples_are"] == "as in the files"
     assert card["inputs"][0]["left_out"] == ["merged", "operator.count", "prototypes"]
 
@@ -137,7 +137,7 @@ def test_patterns_of_rank_and_alpha_are_respected(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 7])
-def test_an_asked_rank_is_met_and_its_loss_reported(rank, tmp_path):
+def test_a_requested_rank_is_used_and_its_error_reported(rank, tmp_path):
     folders = [write_lora(tmp_path / "a", 1), write_lora(tmp_path / "b", 2)]
     card = merge_files(folders, tmp_path / "out", operator="running-mean", classes=[1, 1], rank=rank)
     tensors = load_file(tmp_path / "out/adapter_model.safetensors")
@@ -219,22 +219,22 @@ def test_wrong_files_are_refused(tmp_path):
     refused(r"'more': it holds no numbers \(shape \(0, 4\)\); leave it out", hollow, hollow)
 
 
-def test_operators_of_others_get_only_what_can_be_merged(tmp_path, monkeypatch):
-    class Theirs:  # no dataclass, so it has no options
-        title, needs = "Theirs", ""
+def test_third_party_operators_get_only_mergeable_sides(tmp_path, monkeypatch):
+    class ThirdParty:  # not a dataclass, so it has no options
+        title, needs = "Third party", ""
 
         def __call__(self, accumulated, new, sizes, state):
             return MergeResult(new)
 
-    monkeypatch.setitem(OPERATORS.names, "theirs", Theirs)
+    monkeypatch.setitem(OPERATORS.names, "third-party", ThirdParty)
     a = write_matrices(tmp_path / "a.safetensors", 1)
     other = write_matrices(tmp_path / "s.safetensors", 2, **{"down.bias": torch.ones(5)})
-    refused("Cannot merge 'down.bias': shapes", a, other, operator="theirs")
-    refused("Unknown option 'x'; there are none", a, a, operator="theirs", options={"x": 1})
-    assert merge_files([str(a), str(a)], str(tmp_path / "out.safetensors"), operator="theirs", classes=[1, 1])
+    refused("Cannot merge 'down.bias': shapes", a, other, operator="third-party")
+    refused("Unknown option 'x'; there are none", a, a, operator="third-party", options={"x": 1})
+    assert merge_files([str(a), str(a)], str(tmp_path / "out.safetensors"), operator="third-party", classes=[1, 1])
 
 
-def test_a_result_that_its_type_cannot_hold_is_refused(tmp_path):
+def test_a_result_that_overflows_its_dtype_is_refused(tmp_path):
     large = [write_matrices(tmp_path / f"{n}.safetensors", n, more=torch.full((3, 3), 6e4).half()) for n in (1, 2)]
     words = "numbers that float16 cannot hold; save its inputs as float32"
     refused(words, *large, operator="iso-c")
@@ -245,7 +245,7 @@ def test_a_result_that_its_type_cannot_hold_is_refused(tmp_path):
     refused(words, *loras)
 
 
-def test_a_result_without_room_for_it_leaves_no_card(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_card(tmp_path, monkeypatch):
     a = write_matrices(tmp_path / "a.safetensors", 1)
 
     def full(*_):
@@ -278,7 +278,7 @@ def test_wrong_loras_are_refused(tmp_path):
     refused("has no adapter_config.json", a, (tmp_path / "empty").mkdir() or tmp_path / "empty")
 
 
-def test_loras_are_not_merged_into_a_folder_that_is_named_like_a_file(tmp_path):
+def test_loras_are_not_merged_into_a_folder_with_the_name_of_a_file(tmp_path):
     a, b = write_lora(tmp_path / "a", 1), write_lora(tmp_path / "b", 2)
     words = r"m\.safetensors has the name of a file, but LoRA folders are merged into a folder; name it m\.$"
     refused(words, a, b, out=tmp_path / "m.safetensors")
@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     "merged", [[3], [3, 4, 5], [[3, 4]], 7, [-1, 4], [0, 0], [1.5, 2.0], [math.nan, 1.0], [2**62, 2**62], [True, True]]
 )
-def test_a_state_whose_counts_are_odd_says_nothing_of_its_classes(merged, tmp_path):
+def test_invalid_counts_of_a_state_are_ignored(merged, tmp_path):
     a, b = (write_state(tmp_path / f"{name}.safetensors", 1, 3, 300) for name in "ab")
     save_file(load_file(b) | {"merged": torch.tensor(merged)}, b)
     refused(f"{re.escape(str(b))} does not include its number of classes; give --classes", a, b, classes=None)
@@ -327,7 +327,7 @@ def test_a_state_whose_counts_are_odd_says_nothing_of_its_classes(merged, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("key", "name", "alike"),
+    ("key", "name", "expected"),
     [
         ("query", "layer.0.query", True),
         ("layer.0.query", "layer.0.query", True),
@@ -345,15 +345,15 @@ def test_a_state_whose_counts_are_odd_says_nothing_of_its_classes(merged, tmp_pa
         (".*.*.*.*.*.*.*.*.*.*x", "a" * 300, False),
     ],
 )
-def test_patterns_match_as_in_peft(key, name, alike):
+def test_patterns_match_as_in_peft(key, name, expected):
     import re
 
-    assert matches(key, name) == alike
+    assert matches(key, name) == expected
     if len(name) < 100:
-        assert bool(re.match(rf"(.*\.)?({key})$", name)) == alike, "as PEFT matches it"
+        assert bool(re.match(rf"(.*\.)?({key})$", name)) == expected, "as PEFT matches it"
 
 
-def test_a_pattern_cannot_keep_us_busy(tmp_path):
+def test_a_pattern_cannot_cause_catastrophic_backtracking(tmp_path):
     """Python's own matcher would take longer than the age of the universe."""
     a = write_lora(tmp_path / "a", 1)
     tensors = load_file(a / "adapter_model.safetensors")

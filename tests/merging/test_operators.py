@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every merging operator must do, checked for each one in the registry, and each one's own identities."""
+"""Properties of every merging operator in the registry, and identities of single operators."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def side(seed: int, dtype: torch.dtype = torch.float64) -> Tensors:
 
 def statistics(tensors: Tensors, seed: int) -> Tensors:
     """Plausible Fisher information and Gram matrices of a side."""
-    found = {}
+    made = {}
     for i, (key, value) in enumerate(tensors.items()):
-        found[f"fisher.{key}"] = random(tuple(value.shape), 7000 + 100 * seed + i).square()
+        made[f"fisher.{key}"] = random(tuple(value.shape), 7000 + 100 * seed + i).square()
         if value.dim() == 2:
             inputs = random((20, value.shape[1]), 8000 + 100 * seed + i)
-            found[f"gram.{key}"] = inputs.T @ inputs
-    return found
+            made[f"gram.{key}"] = inputs.T @ inputs
+    return made
 
 
 def new_statistics(tensors: Tensors, seed: int) -> Tensors:
@@ -59,15 +59,15 @@ def pair_state(old: Tensors, new: Tensors) -> Tensors:
 
 
 def fold(operator, sides: list[Tensors], classes: list[int], seeds: list[int]) -> Tensors:
-    """Merge sides one by one, each with its own size and statistics."""
+    """Merge sides one by one, each with its size and statistics."""
     merged, state = sides[0], statistics(sides[0], seeds[0])
     if not operator.needs:
         state = {}
     for index in range(1, len(sides)):
-        given_state = state | (new_statistics(sides[index], seeds[index]) if operator.needs else {})
+        next_state = state | (new_statistics(sides[index], seeds[index]) if operator.needs else {})
         before = sum(classes[:index])
         sizes = Sizes(before, classes[index], 100 * before, 100 * classes[index])
-        merged, state = operator(merged, sides[index], sizes, given_state)
+        merged, state = operator(merged, sides[index], sizes, next_state)
     return merged
 
 
@@ -135,13 +135,13 @@ def test_the_order_matters_exactly_where_declared(name):
         for order in itertools.permutations(range(4))
     ]
     if operator.associative:
-        for result in results[1:]:
-            assert_same(results[0], result, rtol=1e-9, atol=1e-10)
+        for other in results[1:]:
+            assert_same(results[0], other, rtol=1e-9, atol=1e-10)
     else:
         assert any(not torch.allclose(results[0][key], results[-1][key]) for key in SHAPES)
 
 
-def test_operators_with_statistics_refuse_to_do_without(name):
+def test_missing_statistics_are_refused(name):
     operator = make_operator(name)
     if operator.needs:
         with pytest.raises(OneaError, match=r"needs statistics of the training data, which plain files do not have; "):
@@ -158,12 +158,12 @@ def test_zero_sides_merge_to_finite_tensors(name):
 
 
 @pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (-1, 1, 3, 4)])
-def test_sizes_that_cannot_be_are_refused(sizes):
+def test_impossible_sizes_are_refused(sizes):
     with pytest.raises(OneaError, match="no number may be negative, and one side must have a class"):
         Sizes(*sizes)
 
 
-def test_every_operator_says_what_it_is(name):
+def test_every_operator_has_title_and_paper(name):
     kind = operator_class(name)
     assert kind.title
     assert kind.paper.startswith("https://arxiv.org/abs/")
@@ -204,7 +204,7 @@ def test_the_registry_imports_nothing_heavy():
         ("acmap", {"limit": 0}),
     ],
 )
-def test_senseless_options_are_refused(operator, options):
+def test_options_out_of_range_are_refused(operator, options):
     with pytest.raises(OneaError, match="must"):
         make_operator(operator, **options)
 
@@ -217,10 +217,10 @@ def test_senseless_options_are_refused(operator, options):
 def test_the_weighted_mean_is_exact(classes):
     sides = [side(index) for index in range(len(classes))]
     expected = {
-        key: sum(count * each[key] for count, each in zip(classes, sides, strict=True)) / sum(classes) for key in SHAPES
+        key: sum(count * part[key] for count, part in zip(classes, sides, strict=True)) / sum(classes) for key in SHAPES
     }
-    found = fold(make_operator("weighted-mean"), sides, classes, [0] * len(classes))
-    assert_same(found, expected, rtol=1e-12, atol=1e-12)
+    result = fold(make_operator("weighted-mean"), sides, classes, [0] * len(classes))
+    assert_same(result, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_weighted_mean_can_count_samples():
@@ -233,14 +233,14 @@ def test_the_weighted_mean_can_count_samples():
 def test_acmap_is_the_running_mean_until_its_limit_and_then_stays():
     sides = [side(index) for index in range(5)]
     limited = fold(make_operator("acmap", limit=3), sides, [1] * 5, [0] * 5)
-    expected = {key: torch.stack([each[key] for each in sides[:3]]).mean(0) for key in SHAPES}
+    expected = {key: torch.stack([tensors[key] for tensors in sides[:3]]).mean(0) for key in SHAPES}
     assert_same(limited, expected)
 
 
 def test_task_arithmetic_scales_every_task_alike():
     sides = [side(index) for index in range(4)]
-    found = fold(make_operator("task-arithmetic"), sides, [1] * 4, [0] * 4)
-    assert_same(found, {key: 0.3 * sum(each[key] for each in sides) for key in SHAPES})
+    result = fold(make_operator("task-arithmetic"), sides, [1] * 4, [0] * 4)
+    assert_same(result, {key: 0.3 * sum(tensors[key] for tensors in sides) for key in SHAPES})
 
 
 # TIES, DARE, MagMax
@@ -275,8 +275,8 @@ def test_ties_does_not_scale_the_past_twice():
 
 
 @pytest.mark.parametrize("name", ["ties", "knots-ties"])
-def test_every_task_has_one_vote_however_many_came_before(name):
-    """Entries of one sign, untrimmed: the mean of all tasks, in which the newest does not count half."""
+def test_every_task_has_one_vote(name):
+    """Untrimmed entries of one sign merge to the mean of all tasks, in which the newest has no larger weight."""
     sides = [{"w": torch.rand(4, 3, dtype=torch.float64) + 1} for _ in range(5)]
     merged = fold(make_operator(name, density=1), sides, [1] * 5, [1] * 5)["w"]
     if name == "ties":
@@ -297,7 +297,7 @@ def test_votes_by_classes_decide_the_sign():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 60), st.floats(0.01, 1))
-def test_trimming_keeps_the_asked_share(entries, density):
+def test_trimming_keeps_the_requested_share(entries, density):
     trimmed = trim({"a": random((entries,), entries), "b": random((2, entries), 7777)}, density)
     kept = sum(int((value != 0).sum()) for value in trimmed.values())
     assert kept == max(1, round(density * 3 * entries))
@@ -305,18 +305,20 @@ def test_trimming_keeps_the_asked_share(entries, density):
 
 def test_dare_keeps_the_new_side_on_average_and_drops_nothing_at_zero():
     old, new = {"w": torch.zeros(40, 50)}, {"w": torch.ones(40, 50)}
-    draws = torch.stack([make_operator("dare", drop=0.4, seed=s)(old, new, SIZES, {}).tensors["w"] for s in range(100)])
-    values = draws.unique()
+    samples = torch.stack(
+        [make_operator("dare", drop=0.4, seed=s)(old, new, SIZES, {}).tensors["w"] for s in range(100)]
+    )
+    values = samples.unique()
     torch.testing.assert_close(values, torch.tensor([0.0, 0.5 / 0.6]))
-    assert draws.mean().item() == pytest.approx(0.5, abs=0.005)
-    assert (draws.mean(0) - 0.5).abs().max() < 0.25
+    assert samples.mean().item() == pytest.approx(0.5, abs=0.005)
+    assert (samples.mean(0) - 0.5).abs().max() < 0.25
     assert_same(
         make_operator("dare", drop=0)(side(1), side(2), SIZES, {}).tensors,
         make_operator("running-mean")(side(1), side(2), SIZES, {}).tensors,
     )
 
 
-def test_dare_draws_anew_at_every_merge():
+def test_dare_has_another_mask_at_every_merge():
     operator = make_operator("dare", drop=0.5)
     zero, one = {"w": torch.zeros(100)}, {"w": torch.ones(100)}
     masks = [operator(zero, one, SIZES, {"count": torch.tensor(count)}).tensors["w"] > 0 for count in (1, 2)]
@@ -325,11 +327,11 @@ def test_dare_draws_anew_at_every_merge():
 
 def test_magmax_keeps_the_largest_change_and_the_newer_of_two_equal_ones():
     sides = [side(index) for index in range(4)]
-    found = fold(make_operator("magmax"), sides, [1] * 4, [0] * 4)
+    result = fold(make_operator("magmax"), sides, [1] * 4, [0] * 4)
     for key in SHAPES:
-        stacked = torch.stack([each[key] for each in sides])
+        stacked = torch.stack([tensors[key] for tensors in sides])
         largest = stacked.gather(0, stacked.abs().argmax(0, keepdim=True))[0]
-        torch.testing.assert_close(found[key], 0.5 * largest)
+        torch.testing.assert_close(result[key], 0.5 * largest)
     tie, _ = make_operator("magmax", scale=1)({"w": torch.tensor([2.0])}, {"w": torch.tensor([-2.0])}, SIZES, {})
     assert tie["w"].item() == -2
 
@@ -339,11 +341,11 @@ def test_magmax_keeps_the_largest_change_and_the_newer_of_two_equal_ones():
 
 def test_fisher_running_equals_batch():
     sides = [side(index) for index in range(4)]
-    found = fold(make_operator("fisher"), sides, [1] * 4, list(range(4)))
+    result = fold(make_operator("fisher"), sides, [1] * 4, list(range(4)))
     for key in SHAPES:
-        weights = torch.stack([statistics(each, i)[f"fisher.{key}"] for i, each in enumerate(sides)])
-        expected = (weights * torch.stack([each[key] for each in sides])).sum(0) / weights.sum(0)
-        torch.testing.assert_close(found[key], expected)
+        weights = torch.stack([statistics(tensors, i)[f"fisher.{key}"] for i, tensors in enumerate(sides)])
+        expected = (weights * torch.stack([tensors[key] for tensors in sides])).sum(0) / weights.sum(0)
+        torch.testing.assert_close(result[key], expected)
 
 
 def test_fisher_ignores_a_side_without_information():
@@ -375,7 +377,7 @@ def test_regmean_without_off_diagonals_weighs_columns_by_their_energy():
     torch.testing.assert_close(merged["w"], (old * left + new * right) / (left + right))
 
 
-def test_regmean_keeps_the_accumulated_side_where_no_input_has_been():
+def test_regmean_keeps_the_accumulated_side_in_directions_without_inputs():
     seen = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
     gram = torch.outer(seen, seen)
     old, new = random((3, 5), 1), random((3, 5), 2)
@@ -395,8 +397,8 @@ def test_statistics_of_the_wrong_shape_are_refused():
 
 def test_knots_with_the_mean_is_the_mean():
     sides = [side(index) for index in range(4)]
-    found = fold(make_operator("knots"), sides, [1] * 4, [0] * 4)
-    assert_same(found, {key: torch.stack([each[key] for each in sides]).mean(0) for key in SHAPES})
+    result = fold(make_operator("knots"), sides, [1] * 4, [0] * 4)
+    assert_same(result, {key: torch.stack([tensors[key] for tensors in sides]).mean(0) for key in SHAPES})
     weighted, _ = make_operator("knots", weights="classes")(side(1), side(2), SIZES, {})
     assert_same(weighted, make_operator("weighted-mean")(side(1), side(2), SIZES, {}).tensors)
 
@@ -481,11 +483,11 @@ def test_iso_c_has_a_flat_spectrum_of_unchanged_rank_and_sum():
 
 def test_iso_c_flattens_the_raw_sum_not_what_was_deployed():
     sides = [side(index) for index in range(4)]
-    found = fold(make_operator("iso-c", scale=1.3), sides, [1] * 4, [0] * 4)
-    total = sum(each["up.weight"] for each in sides)
+    result = fold(make_operator("iso-c", scale=1.3), sides, [1] * 4, [0] * 4)
+    total = sum(tensors["up.weight"] for tensors in sides)
     left, spectrum, right = torch.linalg.svd(total, full_matrices=False)
-    torch.testing.assert_close(found["up.weight"], 1.3 * spectrum.mean() * left @ right)
-    torch.testing.assert_close(found["up.bias"], torch.stack([each["up.bias"] for each in sides]).mean(0))
+    torch.testing.assert_close(result["up.weight"], 1.3 * spectrum.mean() * left @ right)
+    torch.testing.assert_close(result["up.bias"], torch.stack([tensors["up.bias"] for tensors in sides]).mean(0))
 
 
 def norm(tensors: Tensors) -> float:
@@ -496,8 +498,8 @@ def norm(tensors: Tensors) -> float:
 @given(st.integers(2, 6), st.floats(0, 1), st.booleans())
 def test_opcm_keeps_the_mean_norm_of_the_tasks(count, alpha, keep_diagonal):
     sides = [side(index) for index in range(count)]
-    found = fold(make_operator("opcm", alpha=alpha, keep_diagonal=keep_diagonal), sides, [1] * count, [0] * count)
-    assert norm(found) == pytest.approx(sum(map(norm, sides)) / count)
+    result = fold(make_operator("opcm", alpha=alpha, keep_diagonal=keep_diagonal), sides, [1] * count, [0] * count)
+    assert norm(result) == pytest.approx(sum(map(norm, sides)) / count)
 
 
 def full_opcm(old: Tensor, new: Tensor, alpha: float, keep_diagonal: bool) -> Tensor:
@@ -525,8 +527,8 @@ def test_opcm_projects_as_the_full_decomposition_does(shape, keep_diagonal):
 
 def test_opcm_of_three_tasks_step_by_step():
     a, b, c = (random((5, 4), i) for i in range(3))
-    found = fold(make_operator("opcm"), [{"w": a}, {"w": b}, {"w": c}], [1] * 3, [0] * 3)["w"]
+    result = fold(make_operator("opcm"), [{"w": a}, {"w": b}, {"w": c}], [1] * 3, [0] * 3)["w"]
     second = a + full_opcm(a, b, 0.5, False)
     factor = second.norm() / ((a.norm() + b.norm()) / 2)
     third = factor * (second / factor) + full_opcm(second / factor, c, 0.5, False)
-    torch.testing.assert_close(found, third / third.norm() * (a.norm() + b.norm() + c.norm()) / 3)
+    torch.testing.assert_close(result, third / third.norm() * (a.norm() + b.norm() + c.norm()) / 3)
