@@ -2,7 +2,7 @@
 """Runs across several processes (``accelerate launch``, ``torchrun``) and Ray clusters.
 
 Each process uses the same stream, seeds and batches. A batch is sharded round-robin, image i to process i mod n, so
-that the whole batch can be gathered in its order. A single process computes and waits for nothing extra."""
+that the whole batch can be gathered in its order. A single process skips all communication."""
 
 from __future__ import annotations
 

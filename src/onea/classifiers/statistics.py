@@ -202,8 +202,8 @@ class ClassStatistics:
 
     def concatenate(self, other: Self) -> Self:
         """The statistics of two disjoint sets of classes under the same adapter, those of ``other`` last."""
-        ours, theirs = self._class_tensors(), other._class_tensors()
-        parts: dict[str, Any] = {name: torch.cat([ours[name], theirs[name]]) for name in ours if name in theirs}
+        own, added = self._class_tensors(), other._class_tensors()
+        parts: dict[str, Any] = {name: torch.cat([own[name], added[name]]) for name in own if name in added}
         return replace(
             self,
             scatter=None if self.scatter is None or other.scatter is None else self.scatter + other.scatter,
