@@ -599,19 +599,19 @@ def coda(vit, plan, **options):
 
 
 def test_components_are_shared_out_equally_or_by_classes(tiny_vit):
-    assert coda(tiny_vit, StreamPlan(100, 10), components=60)._components_of(36) == 6
-    assert coda(tiny_vit, StreamPlan(100, 7), components=60)._components_of(1) == 8
+    assert coda(tiny_vit, StreamPlan(100, 10), components=60)._num_components(36) == 6
+    assert coda(tiny_vit, StreamPlan(100, 7), components=60)._num_components(1) == 8
     proportional = coda(tiny_vit, StreamPlan(100, 10), components=50, allocation="proportional")
     sizes = (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
-    assert [proportional._components_of(n) for n in sizes] == [18, 12, 7, 4, 3, 2, 2, 1, 1, 1]
+    assert [proportional._num_components(n) for n in sizes] == [18, 12, 7, 4, 3, 2, 2, 1, 1, 1]
 
 
 def test_coda_prompt_says_what_it_cannot_do(tiny_vit, tiny_run):
     with pytest.raises(OneaError, match="too few for 20 tasks; give at least --components 20"):
         coda(tiny_vit, StreamPlan(100, 20), components=10)
-    assert coda(tiny_vit, StreamPlan(100, 20), components=10, allocation="proportional")._components_of(1) == 1
+    assert coda(tiny_vit, StreamPlan(100, 20), components=10, allocation="proportional")._num_components(1) == 1
     with pytest.raises(OneaError, match="the number of tasks and classes"):
-        coda(tiny_vit, None, components=10)._components_of(1)
+        coda(tiny_vit, None, components=10)._num_components(1)
     with pytest.raises(OneaError, match="components is 100; a backbone of width 64"):
         coda(tiny_vit, StreamPlan(100, 10))
     with pytest.raises(OneaError, match="length is 7; it must be even"):

@@ -135,7 +135,7 @@ class CODAPrompt(PromptMethod):
 
     def begin_task(self, task: Task) -> dict[str, Any]:
         """Add the components of the task."""
-        start, count = len(self.prompts), self._components_of(len(task.classes))
+        start, count = len(self.prompts), self._num_components(len(task.classes))
         if start + count > self.vit.width:
             raise OneaError(
                 f"Task {task.index + 1} would need components {start + 1} to {start + count}, and only "
@@ -144,7 +144,7 @@ class CODAPrompt(PromptMethod):
         self.prompts.grow(count, seeds.generator(task.seed, task.index, "components"))
         return {"components": [start, start + count]}
 
-    def _components_of(self, classes: int) -> int:
+    def _num_components(self, classes: int) -> int:
         """Number of components for a task of this many classes."""
         if self.plan is None:
             raise OneaError(

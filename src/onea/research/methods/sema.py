@@ -339,18 +339,14 @@ class SEMA(Method):
                     z_score = self.modules.mixture(block).z_score(recorder.means[block])
                     highest[block] = max(highest[block], z_score)
                     if z_score > self.options.threshold:
-                        self._expand(block, task, report)
+                        self.modules.expand(block, seeds.generator(task.seed, task.index, f"module {block}"))
+                        self.modules.to(self.runtime.device)
+                        self._train_new(task, [block], [], report)
+                        expanded.append(block)
                         is_new = True
                         break
             scan += 1
         return {str(block): value for block, value in highest.items()}
-
-    def _expand(self, block: int, task: Task, report: dict[str, Any]) -> None:
-        """Add a module to a block and train it."""
-        self.modules.expand(block, seeds.generator(task.seed, task.index, f"module {block}"))
-        self.modules.to(self.runtime.device)
-        self._train_new(task, [block], [], report)
-        report["expanded"].append(block)
 
     def _train_new(
         self, task: Task, blocks: Sequence[int], others: Sequence[nn.Module], report: dict[str, Any]
