@@ -182,7 +182,7 @@ def test_a_generator_without_labels_cannot_be_learned_and_the_sentence_is_true(m
 
 def test_grey_images_need_an_axis_of_colours(model):
     grey = np.zeros((7, 24, 20), np.uint8)
-    with pytest.raises(OneaError, match=r"\(7, 24, 20\) has no axis of colours; give grey images as \[N, H, W, 1\]"):
+    with pytest.raises(OneaError, match=r"\(7, 24, 20\) has no colour channels; give grey images as \[N, H, W, 1\]"):
         model.predict(grey)
     assert len(model.predict(grey[..., None])) == 7
     assert len(model.predict(grey[0])) == 1

@@ -16,29 +16,29 @@ from onea.classifiers.validation import leave_classes_out, leave_folds_out
 from onea.model.held_out import Accuracy, newest_of_each_class, remove_held_out
 from onea.model.state import State
 
-MIN_IMAGES = 20  # held-out images that determine a threshold; with fewer, images trained on count as well
+MIN_IMAGES = 20  # held-out images for a threshold; with fewer, training images are used as well
 MIN_SLOPE = 2.25
 """Steepness of the probability of *unknown*, per standard deviation of the familiarity of known images.
 
-If that familiarity is normal and 5 % of known images are answered *unknown*, their mean probability of it is just below
-a tenth. A smaller slope would make all answers about known images too uncertain.
+If that familiarity is normal and 5 % of known images are predicted as *unknown*, their mean probability of *unknown* is
+just below a tenth. A smaller slope would make all predictions for known images too uncertain.
 """
 PRIOR_TEMPERATURE = 0.05
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
 _PRIOR_STRENGTH = 0.1  # a tenth of the weight of one image if the temperature is off by a factor of e
 _FOLDS = 10  # with a fifth fewer images of a class instead of a tenth, images are noticeably less familiar
-# Photos of a series were taken on one day, and users ask about photos of other days. Where most photos are in series,
-# the temperature is fitted to images scored without a quarter of their class, not a tenth (research/README.md).
+# Photos of a series were taken on one day, and photos to predict on other days. If most photos are in series, the
+# temperature is fitted to images scored without a quarter of their class, not a tenth (research/README.md).
 _SERIES_FOLDS, _MANY_IN_SERIES = 4, 0.5
 MAX_SIGNALS_PER_CLASS, _MIN_SIGNALS_PER_CLASS, _MAX_SIGNALS = 64, 8, 2048  # images whose signals are stored
-_UNDETECTED_SERIES = 0.25  # standard deviations by which images look too familiar where all are in series
+_UNDETECTED_SERIES = 0.25  # standard deviations by which images are too familiar if all are in series
 _MIN_VARIANCE = 1e-12
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """The temperature under which ``softmax(scores / temperature)`` gives these labels the highest likelihood.
 
-    A weak prior decides where the labels do not, as with a single class or without any error.
+    A weak prior makes it finite and positive for a single class or without any error.
 
     >>> round(fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), 3)
     0.05
@@ -76,7 +76,7 @@ def fit_threshold(familiarity: Tensor, unknown_rate: float) -> float:
 
 
 def min_unknown_rate(images: int) -> float:
-    """The lowest share of known images answered *unknown* that so many held-out images can guarantee.
+    """The lowest share of known images predicted as *unknown* that this number of held-out images can guarantee.
 
     >>> min_unknown_rate(99)
     0.01
@@ -111,7 +111,7 @@ def probabilities(
 ) -> tuple[Tensor, Tensor]:
     """The probability of each class, ``[N, classes]``, and of none of them, ``[N]``; together they add up to 1.
 
-    None of them has one half at the threshold, so exactly the images below it are more probably of no class.
+    The probability of none of them is one half at the threshold, and larger below it.
 
     >>> classes, none = probabilities(torch.zeros(2, 3), torch.tensor([1.0, 2.0]), 0.1, 1.0, -2.0)
     >>> none.round(decimals=2), (classes.sum(1) + none).allclose(torch.ones(2))
@@ -142,7 +142,7 @@ def calibrate(
         groups: their series.
         untrained: images that the adapter was not trained on, ``bool [N]``; none if it was trained on no image. The
             temperature is fitted to these alone.
-        earlier: the model before the update, if its signals are to follow the change.
+        earlier: the model before the update; None if its signals should stay unchanged.
     """
     features = views[0]
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), NUM_SIGNALS)
@@ -188,7 +188,7 @@ def _signals_of_others(state: State, rows: Tensor) -> Tensor:
 
 
 def _scores_and_signals(state: State, statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and signals of images by other statistics than those of the state."""
+    """Scores and signals of images by the classifier of the state and other statistics."""
     scores = state.classifier.fit(statistics)(features)
     return scores, dataclasses.replace(state, statistics=statistics).signals()(features, scores)
 
@@ -196,9 +196,9 @@ def _scores_and_signals(state: State, statistics: ClassStatistics, features: Ten
 def _correct_for_training(signals: Tensor, rows: Tensor, groups: Tensor, untrained: Tensor) -> Tensor:
     """Signals as if the adapter had been trained on none of the images.
 
-    Signals of images trained on are shifted by the difference of the means. Held-out images alone would be too few for
-    the 5 % quantile. Where images come in series, some series are not detected, and held-out images resemble images
-    trained on; so all signals are lowered a little more.
+    Signals of training images are shifted by the difference of the means; held-out images alone would be too few for
+    the 5 % quantile. Some series are not detected, so that held-out images are similar to training images. Therefore
+    all signals are reduced further, in proportion to the share of images in series.
 
     >>> trained, unseen = torch.tensor([[4.0], [6.0]]), torch.tensor([[1.0], [3.0]])
     >>> signals, untrained = torch.cat([trained, unseen]), torch.tensor([False, False, True, True])
@@ -223,7 +223,7 @@ def _share_in_series(rows: Tensor, groups: Tensor) -> float:
 
 
 def _follow_drift(signals: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """Signals of earlier updates, changed as those of the same held-out images changed.
+    """Signals of earlier updates, transformed like those of the held-out images.
 
     New classes make images less distinct, and the adapter may have changed.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of held-out images, by which the accuracy over all classes is measured after each update.
+"""Stored features of held-out images, to measure the accuracy over all classes after each update.
 
-Held-out images join the statistics once they are measured, because a class needs all its images. To be classified
-later, they are removed from the statistics again, all together: whole series are held out, and no image shall be
-compared with another one of its series.
+After the evaluation of an update, its held-out images are added to the statistics, because a class needs all its
+images. For later evaluations, all of them are removed from the statistics together: whole series are held out, and an
+image must not be compared with another one of its series.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Accuracy:
 
     @classmethod
     def from_predictions(cls, predicted: Tensor, rows: Tensor) -> Accuracy:
-        """From the predicted and the true class of each image."""
+        """Count correct predictions, from the predicted and the true class of each image."""
         return cls(int((predicted == rows).sum()), len(rows), len(rows.unique()))
 
     @property
@@ -48,7 +48,7 @@ class HeldOutImages:
     Attributes:
         features: of each image, ``[H, views, width]``.
         rows: the class of each image, ``[H]``.
-        fingerprints: of each image, ``[H, 2]``. An image that is taught again is held out again.
+        fingerprints: of each image, ``[H, 2]``, so that an image that is taught again is held out again.
     """
 
     features: Tensor
@@ -69,18 +69,18 @@ class HeldOutImages:
         return HeldOutImages(features, rows, fingerprints)[newest_of_each_class(rows, limit)]
 
     def contains(self, rows: Tensor, fingerprints: Tensor) -> Tensor:
-        """Which images with these classes and fingerprints are among them, ``bool [N]``."""
+        """Which images with these classes and fingerprints are stored, ``bool [N]``."""
         copy = find_copies(fingerprints, self.fingerprints)
         contained = copy >= 0
         contained[contained.clone()] = self.rows[copy[contained]] == rows[contained]
         return contained
 
     def not_among(self, fingerprints: Tensor) -> Tensor:
-        """Which of them have none of these fingerprints, ``bool [H]``."""
+        """Which stored images have none of these fingerprints, ``bool [H]``."""
         return find_copies(self.fingerprints, fingerprints) < 0
 
     def recompute_features(self, views: Tensor, rows: Tensor, fingerprints: Tensor, classes: Tensor) -> HeldOutImages:
-        """The same with new features ``[views, N, width]`` of those images of some classes that are taught again."""
+        """Replace the features of repeated images of some classes by new ones ``[views, N, width]``."""
         copy = find_copies(self.fingerprints, fingerprints)
         repeated = ((copy >= 0) & torch.isin(self.rows, classes)).nonzero()[:, 0]
         repeated = repeated[rows[copy[repeated]] == self.rows[repeated]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports about updates, photos and networks: the same lines in the terminal and on the page of the service."""
+"""Reports about updates, photos and networks, as lines for the terminal and the page of the service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class PhotoReport:
-    """Photos and files of an update by name. The history of the model only has their numbers.
+    """Photos and files of an update by name; the history of the model has only their numbers.
 
     Attributes:
         skipped: ``path: reason`` of each photo that could not be read.
@@ -52,7 +52,7 @@ class PhotoReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of them, as in the history."""
+        """The numbers of photos and files, as in the history."""
         return {name: len(getattr(self, name)) for name in ("skipped", "conflicts", "ignored_files", "group_folders")}
 
 
@@ -100,7 +100,7 @@ def _format(update: Mapping[str, Any], name: str, template: str) -> str:
 
 
 def accuracy_lines(update: Mapping[str, Any], *, of_update: bool = True) -> list[str]:
-    """Accuracies measured after an update: on its held-out images, if asked for, and on those of all classes."""
+    """Accuracies after an update: on its held-out images (if ``of_update``) and on those of all classes."""
     classes = plural(update["known"], "class", "classes")
     figure = f"{{accuracy:.1f}} % of {{images:,}} {{kind}} ({_INTERVAL} {{low:.0f}} to {{high:.0f}} %)"
     lines = []
@@ -134,7 +134,7 @@ _NOT_ERASED = (
 
 
 def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[str]:
-    """What users should know about an update besides accuracies; with names of photos if there is a report.
+    """Notes on an update besides accuracies, with names of photos if there is a report.
 
     >>> notes({"kind": "learn", "images": 9, "repeated": 4})
     ['repeated photos, counted once: 4 of 9']
@@ -156,7 +156,7 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
     elif repeated:
         lines.append(f"repeated photos, counted once: {repeated:,} of {images:,}")
     if conflicts := update.get("conflicts", 0):
-        pairs = [f"{_file_name(one.image)}: '{one.other}' and '{one.label}'" for one in report.conflicts]
+        pairs = [f"{_file_name(pair.image)}: '{pair.other}' and '{pair.label}'" for pair in report.conflicts]
         lines.append(
             f"photos with two class names: {conflicts:,}{_listed(pairs, conflicts, '; ')}; undo if one is wrong"
         )
@@ -178,7 +178,7 @@ def report_lines(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) ->
 
 
 def folder_notes(ignored_files: Sequence[str], group_folders: Sequence[str]) -> list[str]:
-    """How a folder was read: which folders are no classes, and which files were ignored."""
+    """Notes on a folder: group folders and ignored files."""
     return _folder_notes(len(ignored_files), ignored_files, len(group_folders), group_folders)
 
 

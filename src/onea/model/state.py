@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a model after an update: an immutable value, so that readers never see half of a change."""
+"""The state of a model after an update, an immutable value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onea.tensors import Tensors
 Update = dict[str, Any]
 """One entry of the history, as JSON."""
 
-READOUTS = ("rgda", "whitened", "slda", "ncm")  # and any other classifier whose statistics can follow an adapter
+READOUTS = ("rgda", "whitened", "slda", "ncm")  # suggested; any classifier that can compensate drift is possible
 NO_SIGNALS, NO_ROWS = torch.empty(0, NUM_SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_FEATURES = torch.empty(0, 1, 1)
 NO_CLASSES = "The model has no classes yet; teach it some first."
@@ -54,7 +54,7 @@ def classifier_for(readout: str) -> Classifier:
     except OneaError:
         raise OneaError(f"readout is '{truncate(readout)}'; choose {_CHOICE}.") from None
     if not classifier.follows_drift or not isinstance(classifier.statistics(1), ClassStatistics):
-        raise OneaError(f"readout is '{readout}', which cannot follow an adapter that learns; choose {_CHOICE}.")
+        raise OneaError(f"readout is '{readout}', which cannot follow changes of the adapter; choose {_CHOICE}.")
     return classifier
 
 
@@ -66,7 +66,7 @@ def empty_statistics(readout: str, width: int) -> ClassStatistics:
 
 
 def new_id() -> str:
-    """A random id, which tells states with the same version number apart."""
+    """A random id, to distinguish states with the same version number."""
     return uuid.uuid4().hex
 
 
@@ -149,7 +149,7 @@ class State:
 
     @property
     def background_images(self) -> int:
-        """The number of images taught as background and not as a class since; the features of some are stored."""
+        """The number of background images, without those that were taught as a class later."""
         return background_images(self.updates)
 
     @property
@@ -221,11 +221,11 @@ class State:
         )
 
     def merge_classes(self, old: str, new: str, version: int, date: str) -> State:
-        """The next state, in which two classes are one, with the name of the second."""
+        """The next state, in which two classes are merged under the name of the second."""
         row, into = self.row(old), self.row(new)
         if row == into:
-            raise OneaError(f"'{old}' and '{new}' are one class already; name two that the model knows.")
-        kept = [each for each in range(len(self.classes)) if each != row]
+            raise OneaError(f"'{old}' and '{new}' are the same class; give the names of two classes.")
+        kept = [other for other in range(len(self.classes)) if other != row]
         entry = history_entry("rename", version, date, [old, new], len(kept)) | {"merged": True}
         both = replace(
             self,
@@ -236,7 +236,7 @@ class State:
         return both.keep_classes(kept, version, entry)
 
     def rename(self, old: str, new: str, version: int, date: str) -> State:
-        """The next state, in which a class has another name, which may be that of a forgotten class."""
+        """The next state, in which a class is renamed; the new name may be that of a forgotten class."""
         row = self.row(old)
         if new == old:
             raise OneaError(f"The class is called '{old}' already, so nothing would change; give it another name.")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from onea.metrics import wilson_interval
-from onea.model.storage.history_picture import MOST, SIZE, history_picture, ticks
+from onea.model.storage.history_picture import MAX_UPDATES, SIZE, history_picture, ticks
 from onea.presentation.style import PALETTE
 
 BLUE, ORANGE, GREEN = PALETTE[:3]
@@ -84,10 +84,10 @@ def test_what_was_not_measured_is_not_shown():
     assert len(places(picture, ORANGE)[0]), "classes known, forgotten ones no more"
 
 
-@pytest.mark.parametrize("updates", [0, 1, MOST, MOST + 40])
+@pytest.mark.parametrize("updates", [0, 1, MAX_UPDATES, MAX_UPDATES + 40])
 def test_any_number_of_updates(updates):
     shown = pixels([learned(version, 1, version, 7) for version in range(1, updates + 1)])
-    assert len(columns(shown)) == min(updates, MOST) if updates else not len(places(shown, GREEN)[0])
+    assert len(columns(shown)) == min(updates, MAX_UPDATES) if updates else not len(places(shown, GREEN)[0])
 
 
 @pytest.mark.parametrize("most", [*range(30), 99, 100, 101, 9_999, 12_345])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images however a user holds them (folder, files, Pillow, arrays, tensors, loaders) as squares of pixels and names."""
+"""Input images: folders, files, Pillow images, arrays, tensors, datasets and loaders as square uint8 images."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels",
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """Decoded images of one update or one question.
+    """Decoded images.
 
     Attributes:
         pixels: ``uint8 [N, 3, size, size]``.
-        labels: the class name of each, or None where none were given.
-        names: what to call each image: its path, or its number.
-        skipped: ``path: reason`` of each that could not be read.
-        integer_labels: whether every label was given as a whole number.
+        labels: the class name of each image; None without labels.
+        names: of the images: paths or numbers.
+        skipped: ``path: reason`` of each image that could not be read.
+        integer_labels: whether all labels are whole numbers.
         ignored_files: files of a folder that are no photos by their ending, or lie in no class folder.
-        group_folders: folders of a folder that hold class folders.
+        group_folders: subfolders that contain class folders.
     """
 
     pixels: Pixels
@@ -59,10 +59,9 @@ def read_labelled(
     progress: Progress = NO_PROGRESS,
     purpose: Purpose = "learn",
 ) -> DecodedImages:
-    """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels.
+    """Read labelled images: a folder of class folders, a dataset or loader, or images and their labels.
 
-    ``on_bad`` is None where the caller offers no choice, so that no message speaks of one. Messages name the
-    ``purpose``: the call that the images were given to.
+    Error messages suggest ``on_bad="skip"`` unless it is None, and name the ``purpose``: the calling method.
     """
     ignored_files: tuple[str, ...] = ()
     group_folders: tuple[str, ...] = ()
@@ -71,7 +70,7 @@ def read_labelled(
     elif labels is None:
         items, found = _labelled_source(images, purpose)
     else:
-        items, found = list(_items(images)), _plain_list(labels)
+        items, found = list(_items(images)), _to_list(labels)
         if len(items) != len(found):
             raise OneaError(f"There are {len(items)} images but {len(found)} labels; give one label for each image.")
     if not items:
@@ -87,24 +86,24 @@ def read_labelled(
 def read_unlabelled(
     images: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS
 ) -> DecodedImages:
-    """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
+    """Read images without labels: a folder (all images below it), paths, bytes, Pillow images, arrays or a dataset."""
     return _decode(list(_items(images)), None, size, on_bad, progress)
 
 
 def check_folder(path: Path, wanted: str) -> None:
-    """Refuse what is no folder, and say what one should hold."""
+    """Refuse a path that is no folder; the message describes the ``wanted`` content."""
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
         raise OneaError(f"{path} {problem}; give a folder with {wanted}.")
 
 
 def find_images(path: Path) -> list[Path]:
-    """The file itself, or every image file below a folder in natural order; hidden ones do not count."""
+    """The file itself, or every image file below a folder in natural order, without hidden ones."""
     if not path.is_dir():
         return [path]
     found: list[Path] = []
-    seen: set[str] = set()  # links are followed, but not in circles
-    for place, folders, files in os.walk(path, onerror=_unlistable, followlinks=True):
+    seen: set[str] = set()  # to stop at cycles of links
+    for place, folders, files in os.walk(path, onerror=_raise_unreadable, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
@@ -117,8 +116,7 @@ def find_images(path: Path) -> list[Path]:
     return found
 
 
-def _unlistable(error: OSError) -> None:
-    """A folder that cannot be looked into may hold photos, and is not passed over."""
+def _raise_unreadable(error: OSError) -> None:
     raise unreadable_folder(Path(error.filename), error) from error
 
 
@@ -127,16 +125,16 @@ def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any
         image, label, names = columns
         if label is None:
             raise OneaError(f"The dataset has no label column (it has {', '.join(source.column_names)}); give labels.")
-        return [row[image] for row in source], [_named(row[label], names) for row in source]
+        return [row[image] for row in source], [_label_name(row[label], names) for row in source]
     pairs = list(_pairs(source, purpose))
     names = getattr(getattr(source, "dataset", source), "classes", None)
-    return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
+    return [image for image, _ in pairs], [_label_name(label, names) for _, label in pairs]
 
 
 def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tuple[str, ...], tuple[str, ...]]:
-    """The photos in class folders, their classes, all other files, and the folders that hold class folders."""
+    """Photos in class folders, their classes, ignored files, and group folders."""
     check_folder(path, f"{CLASS_FOLDERS}, or give labels too")
-    tree = _tree(path, purpose)
+    tree = _class_tree(path, purpose)
     files = [(image.path, label) for label, members in tree.images.items() for image in members]
     photos = [(file, label) for file, label in files if is_photo(file.name)]
     if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
@@ -146,26 +144,26 @@ def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tu
     return [file for file, _ in photos], [label for _, label in photos], others, tuple(tree.groups)
 
 
-def _tree(path: Path, purpose: Purpose) -> ClassTree:
+def _class_tree(path: Path, purpose: Purpose) -> ClassTree:
     try:
         return read_tree(path)
     except NoClassFoldersError as error:
         if purpose == "learn":
             raise
         raise OneaError(
-            f"There are no class folders in {path}, and only they say which answers are right: put the images of each "
+            f"There are no class folders in {path}, so the images have no labels: put the images of each "
             f"class into a folder with its name, such as {path / 'apple'}."
         ) from error
 
 
 def _items(source: Any) -> Iterator[Any]:
-    """The images of a source, one by one: each a path, bytes, a Pillow image or an array ``[H, W(, channels)]``."""
+    """The images of a source: paths, bytes, Pillow images or arrays ``[H, W(, channels)]``."""
     if isinstance(source, str | os.PathLike):
         yield from find_images(Path(source))
     elif isinstance(source, bytes | Image.Image):
         yield source
     elif is_array(source):
-        yield from _items(np.ravel(source).tolist()) if is_list(source) else images_in(source)
+        yield from _items(np.ravel(source).tolist()) if is_object_array(source) else iterate_images(source)
     elif columns := _columns(source):
         yield from (row[columns[0]] for row in source)
     elif isinstance(source, list | tuple):
@@ -177,13 +175,13 @@ def _items(source: Any) -> Iterator[Any]:
     elif isinstance(source, Iterable) or hasattr(source, "__getitem__"):
         yield from (image for image, _ in _pairs(source))
     else:
-        raise _unknown(source)
+        raise _unreadable_source(source)
 
 
 def _pairs(source: Any, purpose: Purpose = "learn") -> Iterator[tuple[Any, Any]]:
-    """What a loader (batches) or a dataset (single images) yields, one image and label at a time."""
+    """Image and label pairs of a loader (batches) or a dataset (single images)."""
     if not (isinstance(source, Iterable) or hasattr(source, "__getitem__")):
-        raise _unknown(source)
+        raise _unreadable_source(source)
     for pair in source if isinstance(source, Iterable) else (source[i] for i in range(len(source))):
         if not _is_pair(pair):
             raise OneaError(
@@ -192,8 +190,10 @@ def _pairs(source: Any, purpose: Purpose = "learn") -> Iterator[tuple[Any, Any]]
             )
         images, labels = pair
         members = list(_items(images))
-        several = isinstance(labels, list | tuple) or (is_array(labels) and not isinstance(labels, str))  # numpy's text
-        own = _plain_list(labels) if several else [labels]
+        several = isinstance(labels, list | tuple) or (
+            is_array(labels) and not isinstance(labels, str)
+        )  # not a NumPy string
+        own = _to_list(labels) if several else [labels]
         if len(members) != len(own):
             raise OneaError(f"A batch has {len(members)} images but {len(own)} labels; give one label for each image.")
         yield from zip(members, own, strict=True)
@@ -218,7 +218,7 @@ def _columns(source: Any) -> tuple[str, str | None, Sequence[str] | None] | None
     return image, label, getattr(features[label], "names", None) if label else None
 
 
-def _plain_list(labels: Any) -> list[Any]:
+def _to_list(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes):
         raise OneaError("labels is a single text; give one label for each image.")
     if not hasattr(labels, "tolist"):
@@ -227,7 +227,7 @@ def _plain_list(labels: Any) -> list[Any]:
     return flat if isinstance(flat, list) else [flat]
 
 
-def _named(label: Any, names: Sequence[str] | None) -> Any:
+def _label_name(label: Any, names: Sequence[str] | None) -> Any:
     return names[label] if names is not None and isinstance(label, int) and 0 <= label < len(names) else label
 
 
@@ -241,7 +241,7 @@ def _decode(
     if on_bad not in ("fail", "skip", None):
         raise OneaError(f"on_bad is {on_bad!r:.80}; choose fail or skip.")
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
-    results = map_threaded(_squarer(size), list(zip(items, names, strict=True)))
+    results = map_threaded(_square_decoder(size), list(zip(items, names, strict=True)))
     pixels = np.empty((len(items), 3, size, size), np.uint8)
     good: list[int] = []
     skipped: list[str] = []
@@ -259,28 +259,28 @@ def _decode(
     return DecodedImages(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
 
 
-def _squarer(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:
+def _square_decoder(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:
     def square(item: tuple[Any, str]) -> Pixels | str:
         source, name = item
         try:
-            return fit(_rgb(source, name, size), size, size)
+            return fit(_to_rgb(source, name, size), size, size)
         except BadImage as error:
             return f"{error.path}: {error.reason}"
 
     return square
 
 
-def _rgb(source: Any, name: str, size: int) -> Image.Image:
+def _to_rgb(source: Any, name: str, size: int) -> Image.Image:
     if isinstance(source, str | os.PathLike | bytes):
         return read_image(source, min_side=size, name=name)
     if isinstance(source, Image.Image):
         return upright_rgb(source)
     if is_array(source):
         return to_image(source, name)
-    raise _unknown(source)
+    raise _unreadable_source(source)
 
 
-def _unknown(source: Any) -> OneaError:
+def _unreadable_source(source: Any) -> OneaError:
     return OneaError(
         f"{type(source).__name__} is not something to read images from; give a folder, paths, Pillow images, arrays, "
         "tensors, a Hugging Face dataset or a DataLoader."
@@ -295,22 +295,22 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__")
 
 
-def is_list(array: Any) -> bool:
-    """Whether this array holds things one by one, such as paths, instead of pixels.
+def is_object_array(array: Any) -> bool:
+    """Whether this is an array of objects or text, such as paths, instead of pixels.
 
-    >>> is_list(np.array(["a.jpg", "b.jpg"])), is_list(np.zeros((2, 8, 8, 3)))
+    >>> is_object_array(np.array(["a.jpg", "b.jpg"])), is_object_array(np.zeros((2, 8, 8, 3)))
     (True, False)
     """
     kind = getattr(array.dtype, "kind", None)
-    if kind is None and not hasattr(array, "detach"):  # a column of a table whose types are not numpy's
+    if kind is None and not hasattr(array, "detach"):  # a pandas column with an extension type
         kind = np.asarray(array).dtype.kind
-    return kind in tuple("OTU")  # objects and texts, as numpy and pandas hold them
+    return kind in tuple("OTU")  # objects and text in NumPy and pandas
 
 
-def images_in(array: Any) -> Iterator[Any]:
-    """The images of an array: itself, or those along the first of four axes.
+def iterate_images(array: Any) -> Iterator[Any]:
+    """The images of an array: one with two or three axes, or those along the first of four axes.
 
-    >>> [image.shape for image in images_in(np.zeros((2, 3, 8, 9), np.uint8))]
+    >>> [image.shape for image in iterate_images(np.zeros((2, 3, 8, 9), np.uint8))]
     [(3, 8, 9), (3, 8, 9)]
     """
     values = _numpy(array)
@@ -318,7 +318,7 @@ def images_in(array: Any) -> Iterator[Any]:
         yield from values
     elif values.ndim == 3 and not {values.shape[0], values.shape[2]} & {*_CHANNELS}:
         raise OneaError(
-            f"An array of shape {tuple(values.shape)} has no axis of colours; give grey images as [N, H, W, 1], "
+            f"An array of shape {tuple(values.shape)} has no colour channels; give grey images as [N, H, W, 1], "
             "such as images[..., None], and one image as [H, W] or [H, W, 3]."
         )
     elif values.ndim in (2, 3):
@@ -331,7 +331,7 @@ def images_in(array: Any) -> Iterator[Any]:
 def to_image(array: Any, name: str) -> Image.Image:
     """An array ``[H, W]``, ``[H, W, channels]`` or ``[channels, H, W]`` as an RGB image.
 
-    Whole numbers are pixels in 0..255; fractions are pixels in 0..1, or in 0..255 when some exceed 1.
+    Integers are pixels in 0..255; floating-point numbers are pixels in 0..1, or in 0..255 if some exceed 1.
 
     Raises:
         BadImage: the shape or the numbers are not those of an image.
@@ -360,7 +360,7 @@ def _bytes(values: Any, name: str) -> Any:
 
 
 def _numpy(array: Any) -> Any:
-    if hasattr(array, "detach"):  # a tensor, perhaps on a device, perhaps of a type that numpy does not know
+    if hasattr(array, "detach"):  # a tensor, maybe on a device or in bfloat16
         array = array.detach().cpu()
         array = array.float() if array.is_floating_point() else array
     return np.asarray(array)

@@ -89,7 +89,7 @@ def card(state: State, name: str) -> str:
 
 
 def _unknown(state: State) -> str:
-    """How unknown images are detected, once it was calibrated."""
+    """The section about the detection of unknown images, if it is calibrated."""
     if not len(state.held_out_signals):
         return ""
     if len(state.classes) == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Erasure: forgetting classes everywhere, so that only the adapter and the shared covariance have learned from them."""
+"""Erasure: remove classes from all versions and names from the history; adapter and covariance are unchanged."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _remove_names(update: Update, names: Collection[str]) -> Update:
 
 
 def _number_names(images: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
-    """Numbers of images of each class, with numbers in place of some names, so that a merge weighs them the same.
+    """Numbers of images of each class, with some names replaced by numbers; weights of a merge stay the same.
 
     >>> _number_names({"apple": 5, " 1": 4, "pear": 3}, {"pear"})
     {'apple': 5, ' 1': 4, ' 2': 3}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model folder ``NAME.onea/``: every version in a folder of its own, and one small file that says which is valid.
+"""The model folder ``NAME.onea/``: a folder for each version, and ``model.json`` with the valid versions.
 
-``layout`` has the names of its files and ``validation`` their contents. The present version is read and verified when a
-folder is opened, an earlier one when it is restored: the work does not grow with the number of versions.
+``layout`` has the names of the files and ``validation`` checks their contents. The present version is read when a
+folder is opened, an earlier one when it is restored, so the time does not depend on the number of versions.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StoredVersions:
     path: Path
 
     def __contains__(self, version: int) -> bool:
-        """Whether a version is there, damaged or not."""
+        """Whether a version exists, even if damaged."""
         return os.path.lexists(state_folder(self.path, version))
 
     def read(self, version: int, present: State) -> State:
@@ -123,7 +123,7 @@ class Undone:
 
 
 def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
-    """Write a model folder, or update it; after a crash at any moment the last complete version is valid."""
+    """Write or update a model folder; after a crash at any time, the last complete version is valid."""
     if not have_lock:
         with locked(path):
             return save(model, path, have_lock=True)
@@ -143,13 +143,13 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
 
 
 def model_params(model: OneA) -> dict[str, Any]:
-    """The parameters that are stored with a model: not those of the machine, and the backbone without a path."""
+    """The parameters that are stored with a model: without those of the machine, and the backbone without a path."""
     params = {name: to_python(value) for name, value in model.get_params().items() if name not in MACHINE}
     return params | {"backbone": model.snapshot().state.backbone["name"]}
 
 
 def change(path: Path, next_state: Callable[[State, int, str], State], keep: int | None = None) -> State:
-    """Change the model in a folder without its network, such as the name of a class.
+    """Change the model in a folder without loading its network.
 
     Args:
         path: the model folder.
@@ -162,7 +162,7 @@ def change(path: Path, next_state: Callable[[State, int, str], State], keep: int
         manifest = read_manifest(path)
         present = read_state(path, manifest.versions.present)
         if present.is_erasure:  # the process may have been killed before it removed everything
-            _tidy(path, present, manifest.versions, card_files(present, layout.named(path).name))
+            _clean_up(path, present, manifest.versions, card_files(present, layout.named(path).name))
         state = next_state(present, manifest.versions.next, utc_timestamp())
         versions = manifest.versions.committed(manifest.params["keep"] if keep is None else keep)
         write(path, state, Manifest(versions, manifest.params), [state])
@@ -170,7 +170,7 @@ def change(path: Path, next_state: Callable[[State, int, str], State], keep: int
 
 
 def undo(path: Path) -> tuple[Undone, State]:
-    """Go back to the version before the last update, even if the last is damaged; also what was undone."""
+    """Go back to the version before the last update, even if the last one is damaged."""
     read_manifest(path)
     with locked(path):
         check_can_hold(path)
@@ -206,7 +206,7 @@ def read_manifest(path: Path) -> Manifest:
 def read_present(path: Path) -> tuple[Manifest, State]:
     """The content of ``model.json`` and the present version.
 
-    If another process removes that version meanwhile, the folder is read again.
+    The folder is read again if another process removes that version meanwhile.
     """
     manifest = read_manifest(path)
     while True:
@@ -256,7 +256,7 @@ def _read_values(path: Path, version: int) -> dict[str, Any]:
 
 
 def _check_exists(path: Path, file: Path) -> None:
-    """Report a missing file of a version like any other damage, from which undo may help."""
+    """Report a missing file of a version like other damage, which undo may repair."""
     with _damage_as_error(path, file.parent):
         if check_regular(file) is None:
             raise DamagedFile(f"{file.name} is missing")
@@ -276,34 +276,34 @@ def _damage_as_error(path: Path, place: Path, remedy: str = _RESTORE) -> Iterato
 
 
 def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] = ()) -> None:
-    """Write new versions, then switch to them, then remove what is no longer valid. Needs the lock.
+    """Write new versions, then ``model.json``, then remove versions that are no longer valid. Needs the lock.
 
     Args:
         path: the model folder.
-        present: the version that is present from now on.
-        manifest: the versions and parameters that are valid from now on.
-        new: the versions that are not stored yet.
+        present: the new present version.
+        manifest: the new versions and parameters.
+        new: versions that are not stored yet.
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     content = validation.dump({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check_readable(lambda: validation.manifest_values(content))
     card = card_files(present, layout.named(path).name)
     try:
-        layout.begin(path)
+        layout.begin_first_save(path)
         for state in new:
             _write_state(path, state)
         write_atomically(path / layout.MANIFEST, content, _REMEDY)
         sync_folder(path)  # before files of the old manifest are removed
     except (OneaError, OSError) as error:
         with suppress(OneaError):
-            layout.tidy(path, read_manifest(path).versions.kept if holds_model(path) else ())
+            layout.remove_other_versions(path, read_manifest(path).versions.kept if holds_model(path) else ())
         if isinstance(error, OneaError):
             raise
         raise write_error(path, len(content), error, _REMEDY) from error
-    _tidy(path, present, manifest.versions, card)
+    _clean_up(path, present, manifest.versions, card)
 
 
-def _tidy(path: Path, present: State, versions: Versions, card: Mapping[str, bytes]) -> None:
+def _clean_up(path: Path, present: State, versions: Versions, card: Mapping[str, bytes]) -> None:
     """Remove other versions and write the model card.
 
     Raises:
@@ -311,10 +311,10 @@ def _tidy(path: Path, present: State, versions: Versions, card: Mapping[str, byt
     """
     # After any other update a failure is harmless, because the next update tries again.
     with nullcontext() if present.is_erasure else suppress(OneaError):
-        layout.tidy(path, versions.kept)
+        layout.remove_other_versions(path, versions.kept)
         for name, content in card.items():
             write_atomically(path / name, content)
-        if left := layout.leftovers(path, versions.kept):
+        if left := layout.remaining_files(path, versions.kept):
             raise OneaError(f"The model forgot the class, but {left[0]} may contain it; remove that file.")
 
 
@@ -359,7 +359,7 @@ def _write_state(path: Path, state: State) -> None:
         partial.mkdir(parents=True)
         write_atomically(partial / layout.TENSORS, content, _REMEDY)
         write_atomically(partial / layout.STATE, description, _REMEDY)
-        layout.remove_version(target)  # damaged, or left by a crash before the switch
+        layout.remove_version(target)  # damaged, or from a crash before model.json was written
         partial.rename(target)
         sync_folder(target.parent)
     except OSError as error:
@@ -369,7 +369,7 @@ def _write_state(path: Path, state: State) -> None:
 
 
 def _check_readable(read: Callable[[], object]) -> None:
-    """Raise an error instead of writing a model that could not be read again."""
+    """Refuse to write a model that could not be read again."""
     try:
         read()
     except DamagedFile as reason:

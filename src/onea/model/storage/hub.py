@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on the Hugging Face Hub: the model folder as it is, with its present version alone.
+"""Models on the Hugging Face Hub: the model folder with the present version only.
 
-Only files that a model is made of are fetched, and checked like those of any other folder that somebody sent.
+Only model files are downloaded, and validated like those of any other folder.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Upload the present version; makes the repository if need be. Returns its address.
+    """Upload the present version, and create the repository if necessary. Returns its address.
 
-    Warns where the licence of the network's weights asks for more than its name.
+    Warns if the licence of the network's weights has terms for models made with them.
     """
     import huggingface_hub
 
@@ -54,7 +54,7 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
 
 @contextmanager
 def fetched(name: str, *, revision: str | None = None, token: str | None = None) -> Iterator[Path]:
-    """The model folder of a local path or, of the revision if one is given, of a repository of the Hub."""
+    """The model folder at a local path, or in a (revision of a) repository of the Hub."""
     import huggingface_hub
 
     if revision is None and holds_model(Path(name)):
@@ -71,7 +71,7 @@ def fetched(name: str, *, revision: str | None = None, token: str | None = None)
 
 
 def _copy(fetched: Path, folder: Path) -> None:
-    """Copy the files of a model out of the Hub's cache, which is made of links; a model folder must have none."""
+    """Copy the files of a model from the cache of the Hub, which consists of links; a model folder must have none."""
     folder.mkdir()
     for file in (file for pattern in FILES for file in fetched.glob(pattern)):
         target = folder / file.relative_to(fetched)

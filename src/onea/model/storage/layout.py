@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things lie in a model folder, and which of them are ours to replace or remove.
+"""The files of a model folder, its lock, and the removal of old versions.
 
 model.json                    format, valid versions (the last one is the present), parameters
 states/000007/state.json      classes, updates, backbone, options, calibration
@@ -7,8 +7,8 @@ states/000007/state.safetensors
 README.md, history.png        the model card
 lock                          of the process that writes
 
-A folder may come from anybody. So a name of ours that is a link, a pipe or a device is refused, and nothing is ever
-removed but our own names.
+A folder may come from an untrusted source. Links, pipes and devices with these names are refused, and no other file is
+ever removed.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ FORMAT = 5  # of model.json and state.json
 LAST_VERSION = 999_999  # names of versions have six digits
 _VERSION = "[0-9]" * 6
 FILES = (MANIFEST, f"{STATES}/{_VERSION}/{STATE}", f"{STATES}/{_VERSION}/{TENSORS}")  # that make a model, as globs
-# Says that the versions beside it belong to a first save that has not ended; without it they would belong to a model
-# whose model.json was lost, and nobody may overwrite those.
-_BEGUN = ".first-save.partial"
-_VERSIONS = re.compile(rf"{_VERSION}|\.partial-\w+")  # whole or half written
+# Marks an incomplete first save. Versions without this file and without model.json belong to a damaged model, which
+# must not be overwritten.
+_FIRST_SAVE = ".first-save.partial"
+_VERSIONS = re.compile(rf"{_VERSION}|\.partial-\w+")  # complete or partial
 
 
 def _partial_of(*names: str) -> re.Pattern[str]:
-    """Matches what ``write_atomically`` leaves of these files when it is killed."""
+    """The temporary files of ``write_atomically`` that remain after a kill."""
     return re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9]+\.partial")
 
 
-_FILES, _PARTIAL_FILES = (MANIFEST, CARD, PICTURE, LOCK), _partial_of(MANIFEST, CARD, PICTURE, _BEGUN)
-_STATE_FILES = (STATE, TENSORS, CARD, PICTURE)  # versions used to have a card of their own
+_FILES, _PARTIAL_FILES = (MANIFEST, CARD, PICTURE, LOCK), _partial_of(MANIFEST, CARD, PICTURE, _FIRST_SAVE)
+_STATE_FILES = (STATE, TENSORS, CARD, PICTURE)
 _PARTIAL_STATE_FILES = _partial_of(*_STATE_FILES)
 
 
 def state_folder(path: Path, version: int) -> Path:
-    """Where a version lies."""
+    """The folder of a version."""
     return path / STATES / f"{version:06d}"
 
 
 def named(path: Path) -> Path:
-    """The same folder as a path that ends in its name, where it was given as ``.`` or ``..``, too.
+    """The path with the name of the folder, also for ``.`` and ``..``.
 
     >>> named(Path("shop.onea")).name, named(Path(".")) == Path.cwd().resolve()
     ('shop.onea', True)
@@ -61,51 +61,51 @@ def named(path: Path) -> Path:
 
 
 def holds_model(path: Path) -> bool:
-    """Whether a folder holds a model, of whatever format."""
+    """Whether a folder contains a model of any format."""
     return os.path.lexists(path / MANIFEST)
 
 
 def check_can_hold(path: Path) -> None:
-    """Refuse a folder that a model cannot be written to: one with links of our names, or with something else in it."""
+    """Refuse a folder with links instead of model files, or with other files and no model."""
     if not path.exists():
         return
-    for place in _our_files(path):
+    for place in _model_files(path):
         check_regular(place)
     if holds_model(path):
         return
     names = {place.name for place in _entries(path)}
-    if (versions := list(_our_versions(path))) and _BEGUN not in names:
+    if (versions := list(_version_folders(path))) and _FIRST_SAVE not in names:
         raise OneaError(
             f"{path} has versions of a model ({versions[0].name}) and no {MANIFEST}; restore it from a copy, or choose "
             "another folder."
         )
-    if any(name not in (LOCK, STATES, _BEGUN) and not _PARTIAL_FILES.fullmatch(name) for name in names):
+    if any(name not in (LOCK, STATES, _FIRST_SAVE) and not _PARTIAL_FILES.fullmatch(name) for name in names):
         raise OneaError(f"{path} is not empty and holds no model; choose another folder.")
 
 
-def begin(path: Path) -> None:
-    """Note that the first save begins."""
+def begin_first_save(path: Path) -> None:
+    """Mark the begin_first_save of the first save."""
     if not holds_model(path):
-        write_atomically(path / _BEGUN, b"")
+        write_atomically(path / _FIRST_SAVE, b"")
         sync_folder(path)
 
 
-def tidy(path: Path, versions: Collection[int]) -> None:
-    """Remove what no longer counts: versions other than these, and what was left half written. Needs the lock."""
+def remove_other_versions(path: Path, versions: Collection[int]) -> None:
+    """Remove all other versions and partial files. Needs the lock."""
     kept = {state_folder(path, version) for version in versions}
-    for version in _our_versions(path):
+    for version in _version_folders(path):
         if version not in kept:
             remove_version(version)
     for place in _entries(path):
-        if place.name == _BEGUN or _PARTIAL_FILES.fullmatch(place.name):
+        if place.name == _FIRST_SAVE or _PARTIAL_FILES.fullmatch(place.name):
             with suppress(OSError):
                 place.unlink()
-    with suppress(OSError):  # only an empty folder goes
+    with suppress(OSError):  # only if empty
         (path / STATES).rmdir()
 
 
 def remove_version(folder: Path) -> None:
-    """Remove the folder of a version and our files in it; with anything else in it, it stays."""
+    """Remove the files of a version, and its folder unless it contains other files."""
     if check_regular(folder, folder=True):
         for place in _version_files(folder):
             with suppress(OSError):
@@ -114,29 +114,29 @@ def remove_version(folder: Path) -> None:
             folder.rmdir()
 
 
-def leftovers(path: Path, versions: Collection[int]) -> list[Path]:
-    """Our files of versions other than these, which ``tidy`` could not remove."""
+def remaining_files(path: Path, versions: Collection[int]) -> list[Path]:
+    """Files of other versions, which ``remove_other_versions`` could not remove."""
     kept = {state_folder(path, version) for version in versions}
-    others = (version for version in _our_versions(path) if version not in kept)
+    others = (version for version in _version_folders(path) if version not in kept)
     return [place for version in others for place in _version_files(version)]
 
 
 def _version_files(folder: Path) -> list[Path]:
-    """Our files in the folder of a version, whole or half written."""
+    """The files of a version, complete or partial."""
     return [
         place for place in _entries(folder) if place.name in _STATE_FILES or _PARTIAL_STATE_FILES.fullmatch(place.name)
     ]
 
 
-def _our_files(path: Path) -> Iterator[Path]:
-    """The files of our names that may be there; the folders on the way to them are plain folders."""
-    yield from (path / name for name in (*_FILES, _BEGUN))
-    for version in _our_versions(path):
+def _model_files(path: Path) -> Iterator[Path]:
+    """Possible files of a model; the folders in their paths are checked to be no links."""
+    yield from (path / name for name in (*_FILES, _FIRST_SAVE))
+    for version in _version_folders(path):
         yield from (version / name for name in _STATE_FILES)
 
 
-def _our_versions(path: Path) -> Iterator[Path]:
-    """The folders of versions, whole or half written."""
+def _version_folders(path: Path) -> Iterator[Path]:
+    """The folders of versions, complete or partial."""
     if check_regular(path / STATES, folder=True):
         for place in _entries(path / STATES):
             if _VERSIONS.fullmatch(place.name):
@@ -153,12 +153,12 @@ def _entries(folder: Path) -> list[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the folder is made if need be, and removed again if nothing was put into it.
+    """Hold the lock of a model folder; the folder is created if necessary.
 
-    A lock file that was made here does not stay where no model came to be, such as in a folder of photos.
+    A new lock file is removed again if no model was saved, and so is an empty new folder.
 
     Raises:
-        OneaError: another process holds it; says which, and since when.
+        OneaError: another process holds the lock.
     """
     check_writable(folder)
     existed, had_lock = folder.exists(), os.path.lexists(folder / LOCK)
@@ -168,9 +168,9 @@ def locked(folder: Path) -> Iterator[None]:
                 yield
             finally:
                 if not had_lock and not holds_model(folder):
-                    with suppress(OSError):  # Windows does not remove what is open
+                    with suppress(OSError):  # Windows cannot remove open files
                         (folder / LOCK).unlink()
     finally:
         if not existed:
-            with suppress(OSError):  # it stays unless it is empty, as after a lock that found no room on the disk
+            with suppress(OSError):  # only if empty, for example after an error of the lock
                 folder.rmdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A teach session: lock a model folder, learn, and save the new version."""
+"""Teach the model in a folder: lock the folder, learn, and save the new version."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def teach_folder(
     *,
     background: bool = False,
 ) -> OneA:
-    """Teach the model at ``path`` (made if absent) the classes in a folder and save it; no one else may write to it.
+    """Teach the model at ``path`` (created if absent) the classes in a folder, and save it while holding its lock.
 
-    A folder of ``background`` holds images of none of the classes, anywhere below it.
+    With ``background``, all images below the folder are images of none of the classes.
 
     Raises:
-        OneaError: one sentence about what is wrong; the model folder is as it was.
+        OneaError: the model, the photos or the arguments are invalid; the model folder is unchanged.
     """
     check_folder(folder, "images of none of the classes" if background else CLASS_FOLDERS)
     _check_apart(path, folder)
@@ -48,7 +48,7 @@ def teach_folder(
 
 
 def _check_apart(path: Path, folder: Path) -> None:
-    """Refuse a model among the folders that it is to learn, where it would be taken for photos of theirs."""
+    """Refuse a model inside the folder of photos, where its picture would be read as a photo."""
     place, photos = path.resolve(), folder.resolve()
     if photos in place.parents and not any(part.startswith(".") for part in place.relative_to(photos).parts):
         raise OneaError(

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of a model folder: checksums, versions, parameters, history, and the shapes and numbers of tensors.
 
-A file may be damaged, or made by somebody who means harm; either way it ends here, with a reason that becomes one
-sentence. The same checks are made before a version is written, so that none is ever written that could not be read.
-The header of a tensor file is checked before anything else of it is read.
+Files may be damaged or malicious; the reason for refusing one becomes part of an error message. The same checks are
+made before a version is written. The header of a tensor file is checked before its data are read.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ _UPDATES = {"learn": _Learn, "background": _Background, "forget": _Forget, "rena
 
 
 class OtherFormat(DamagedFile):
-    """A file of a format that this version does not read."""
+    """The file has a format that this version of onea does not read."""
 
 
 def dump(content: Mapping[str, Any]) -> bytes:
@@ -226,10 +225,10 @@ def _params(values: dict[str, Any]) -> dict[str, Any]:
             )
         # Python treats 2.0 like 2 and 1 like True, so users may have given these.
         equal = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
-        fitting = [each for each in (value, *equal) if matches(each, hints[name])]
-        if not fitting:
+        valid = [candidate for candidate in (value, *equal) if matches(candidate, hints[name])]
+        if not valid:
             raise DamagedFile(f"its parameter '{name}' is {value!r:.80}")
-        params[name] = fitting[0]
+        params[name] = valid[0]
     try:
         check_params(params)
     except OneaError as error:
@@ -348,7 +347,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
 def _background_rows(declared: int, updates: Sequence[Mapping[str, Any]]) -> int:
     """The number of background images whose features are stored.
 
-    It follows from the history, except where images were later taught as a class: then any possible number is accepted.
+    It follows from the history unless images were later taught as a class; then any possible number is accepted.
     """
     relabelled = relabelled_images(updates)
     most = min(background_images(updates) + relabelled, MAX_FEATURES)
@@ -356,7 +355,7 @@ def _background_rows(declared: int, updates: Sequence[Mapping[str, Any]]) -> int
 
 
 def _adapter_blocks(declared: Shapes, count: int, adapted: int) -> range:
-    """The blocks of the network with an adapter: all of them or, if ``adapted`` is not 0, so many of the last."""
+    """The blocks of the network with an adapter: all or, if ``adapted`` is not 0, this number of consecutive blocks."""
     if not adapted:
         return range(count)
     blocks = {int(match[1]) for name in declared if (match := _BLOCK.match(name))}
