@@ -32,7 +32,7 @@ from onea.model.learning.series import GROUPS, groups_by_class
 from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
-from onea.research.cli.run_display import RunDisplay
+from onea.research.cli.display import RunDisplay
 from onea.vit.network_config import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")

@@ -26,7 +26,7 @@ from support.records import comparable_fields
 
 from onea.errors import OneaError
 from onea.learner.merged_adapter import AdapterCache
-from onea.research.cli.paper_display import GridDisplay, labels
+from onea.research.cli.display import GridDisplay, labels
 from onea.research.record import read_record
 from onea.research.runs import executors
 from onea.research.runs.config import make_config
@@ -499,7 +499,7 @@ def test_lines_without_a_terminal(quick, store):
 
 def test_live_display(quick, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("onea.research.cli.paper_display.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("onea.research.cli.display.time.perf_counter", lambda: now[0])
     configs = [quick(seed) for seed in range(1, 6)]
     shown, _ = display(terminal=True)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -371,17 +372,16 @@ def test_a_table_leaves_out_what_was_made_of_other_images(images, weights, onea,
 
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: False)
     monkeypatch.setattr("onea.research.paper.page.write_experiment", write)
-    monkeypatch.setattr(
-        "onea.research.cli.paper_display.print_result", lambda _, __, failures: told.extend(failures.values())
-    )
+    command = importlib.import_module("onea.research.cli.paper")
+    monkeypatch.setattr(command, "print_result", lambda _, __, failures: messages.extend(failures.values()))
     words = ["paper", "proxies", "--data", f"folder:{images}", "--backbone", str(weights), "--tasks", "3", "--scale"]
     words += ["0.01", "--device", "cpu", "--out", "o"]
-    told: list[str] = []
+    messages: list[str] = []
     assert onea(*words)[0] == 0
     invert(images / "train/class00/0.bmp")
     assert onea(*words)[0] == 1
-    assert len(told) == 3
-    assert all("the pixels of train have changed" in why for why in told)
+    assert len(messages) == 3
+    assert all("the pixels of train have changed" in message for message in messages)
     assert onea(*words, "--render-only")[0] == 0
     assert shown == [3, 0, 3], "rendering shows what is there"
 

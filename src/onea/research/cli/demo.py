@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onea.research.runs.config import RunConfig, make_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onea.research.record import Record
 
 DATA = "glyphs-mini"
 METHODS = ("simplecil", "one-a", "running-mean")
@@ -34,7 +40,7 @@ def demo(
     from onea.files import write_text
     from onea.learner.merged_adapter import AdapterCache
     from onea.presentation import style
-    from onea.research.cli.demo_display import DemoDisplay, planned_tasks, print_results
+    from onea.research.cli.display import DemoDisplay
     from onea.research.methods import method_class
     from onea.research.record import read_record
     from onea.research.report import curves
@@ -50,7 +56,7 @@ def demo(
     titles = {name: method_class(name).title for name in METHODS}
     earlier = {name: read_record(out / name) for name in METHODS}
     console, adapter_cache = Console(), AdapterCache()  # shared: both merges get the same adapters
-    with DemoDisplay(titles, *planned_tasks(DATA, seed, list(earlier.values())), console) as display:
+    with DemoDisplay(titles, console) as display:
         records = {
             name: run(configs[name], out / name, display.start(name, earlier[name]), adapter_cache) for name in METHODS
         }
@@ -77,3 +83,25 @@ def _prepare_folder(out: Path, fresh: bool) -> None:
             with folder_lock(folder):  # not while another process writes it
                 for file in [*(folder / name for name in FILES), *leftovers(folder)]:
                     file.unlink(missing_ok=True)
+
+
+def print_results(records: Sequence[Record], files: Sequence[Path], console: Console) -> None:
+    """Print the results table and the paths of the files."""
+    from rich.text import Text
+
+    from onea.presentation.tables import terminal
+    from onea.research.report.aggregate import results_table
+    from onea.research.report.html import two_lines
+
+    results = results_table(records)
+    table = terminal(results, star=not console.color_system)  # a star for the best value where there is no colour
+    table.title = Text("Result\n", "bold")
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
+    for column in table.columns[1:]:
+        column.header, column.vertical = two_lines(str(column.header)), "bottom"
+    console.print(table)
+    for note in results.row_notes:
+        console.print(Text(f"\n{note}", "dim"))
+    console.print()
+    for file in files:
+        console.print(str(file), highlight=False, markup=False, soft_wrap=True)

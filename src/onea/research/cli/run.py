@@ -52,7 +52,7 @@ def run(
     """
     from onea.distributed import is_main_process
     from onea.options import parse_arguments
-    from onea.research.cli.run_display import RunDisplay
+    from onea.research.cli.display import RunDisplay
     from onea.research.record import read_record
     from onea.research.runs.runner import run as start_run
     from onea.research.runs.tracking import Tracking
