@@ -427,7 +427,7 @@ def test_training_is_shared_by_default_only_within_one_process():
     assert not choose_executor(2).share_adapters
     assert choose_executor(2, share_training=True).share_adapters
     with pytest.raises(OneaError, match="leave out --share-training"):
-        choose_executor(ray="local", share_training=True)
+        choose_executor(on="ray", share_training=True)
 
 
 def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monkeypatch):
@@ -468,7 +468,7 @@ def test_choice_of_the_executor(monkeypatch):
     with pytest.raises(OneaError, match="at least 1"):
         choose_executor(0)
     with pytest.raises(OneaError, match="leave out --workers"):
-        choose_executor(2, ray="auto")
+        choose_executor(2, on="ray:auto")
 
 
 def test_labels_name_what_differs(quick):

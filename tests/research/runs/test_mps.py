@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's Multi-Process Service around a grid, with a program of its name that notes what it is told."""
+"""NVIDIA's Multi-Process Service around a grid, with a fake program that records its calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ echo "$1 $(if [ -z "$1" ]; then cat; fi) pipes=$CUDA_MPS_PIPE_DIRECTORY gpus=$CU
 
 @pytest.fixture
 def notes(tmp_path, monkeypatch):
-    """The lines that the program has noted; it is on the path, and a client could reach it."""
+    """The recorded calls; the program is on the path, and clients can connect."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "nvidia-cuda-mps-control"
@@ -38,12 +38,12 @@ def notes(tmp_path, monkeypatch):
     return lambda: noted.read_text().splitlines() if noted.exists() else []
 
 
-def test_it_is_started_and_told_to_quit_with_folders_of_its_own(notes):
+def test_it_is_started_and_stopped_with_new_folders(notes):
     with multi_process_service() as clients:
         pipes = clients["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(pipes).is_dir()
         assert Path(clients["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
-        assert notes() == [f"-d  pipes={pipes} gpus="], "which GPUs there are is the clients' affair"
+        assert notes() == [f"-d  pipes={pipes} gpus="], "the service sees all GPUs"
     assert notes()[1:] == [f" quit pipes={pipes} gpus="]
     assert not Path(pipes).parent.exists()
 
@@ -54,12 +54,12 @@ def test_it_quits_when_the_grid_fails(notes):
     assert len(notes()) == 2
 
 
-def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(notes, tmp_path, monkeypatch):
+def test_nothing_is_started_if_it_is_running_or_missing(notes, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
         with multi_process_service() as clients:
             assert clients == {}
-    with multi_process_service(wanted=False) as clients:
+    with multi_process_service(enabled=False) as clients:
         assert clients == {}
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
@@ -73,7 +73,7 @@ def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(note
 
 
 @pytest.mark.parametrize("trial", ["raise SystemExit(1)", "import time; time.sleep(9)"])
-def test_where_no_client_can_use_it_runs_go_without(notes, trial, monkeypatch):
+def test_runs_go_without_it_if_clients_cannot_connect(notes, trial, monkeypatch):
     monkeypatch.setattr(executors, "_CLIENT_TEST", trial)
     monkeypatch.setattr(executors, "_MPS_TIMEOUT", 2)
     with multi_process_service() as clients:
@@ -81,7 +81,7 @@ def test_where_no_client_can_use_it_runs_go_without(notes, trial, monkeypatch):
     assert [line.split()[0] for line in notes()] == ["-d", "quit"]
 
 
-def test_a_service_that_does_not_start_is_not_told_to_quit(notes, monkeypatch):
+def test_a_service_that_does_not_start_is_not_stopped(notes, monkeypatch):
     monkeypatch.setattr(executors, "_LOGS", "OTHER")  # so that the program finds no folder of logs
     with multi_process_service() as clients:
         assert clients == {}
@@ -89,17 +89,17 @@ def test_a_service_that_does_not_start_is_not_told_to_quit(notes, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "workers", "jobs", "wanted"),
+    ("gpus", "workers", "jobs", "enabled"),
     [(["0"], 2, 2, True), (["0"], 2, 1, False), (["0", "1"], 2, 5, False), (["0", "1"], 3, 5, True), ([], 4, 5, False)],
 )
-def test_it_is_wanted_where_runs_share_a_gpu(gpus, workers, jobs, wanted, monkeypatch):
-    asked = []
+def test_it_is_started_if_runs_share_a_gpu(gpus, workers, jobs, enabled, monkeypatch):
+    requests = []
     monkeypatch.setattr(executors, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(executors, "multi_process_service", lambda wanted: asked.append(wanted) or mps_of_nobody())
+    monkeypatch.setattr(executors, "multi_process_service", lambda enabled: requests.append(enabled) or no_service())
     monkeypatch.setattr(LocalProcesses, "_run", lambda *_: iter(()))
     list(LocalProcesses(workers).run([None] * jobs))
-    assert asked == [wanted]
+    assert requests == [enabled]
 
 
-def mps_of_nobody():
-    return multi_process_service(wanted=False)
+def no_service():
+    return multi_process_service(enabled=False)

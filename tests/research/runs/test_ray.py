@@ -66,7 +66,7 @@ def workers(ray):
 def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OneaError, match=r"pip install 'ray\[serve\]>="):
-        choose_executor(ray="auto")
+        choose_executor(on="ray:auto")
 
 
 def test_a_grid_on_this_machine(ray, tiny_run, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from onea.text import plural
 
 if TYPE_CHECKING:
     from onea.research.paper.plan import ExperimentPlan, PlannedCell
-    from onea.research.runs.grid import Executor, Failure
+    from onea.research.runs.grid import Failure
 
 _MACHINE = "Machine"
 
@@ -57,6 +57,7 @@ def paper(
     from onea.research.paper.experiments import find_experiment
     from onea.research.paper.page import write_experiment
     from onea.research.paper.plan import make_plan, recorded_counts
+    from onea.research.runs.executors import choose_executor
     from onea.research.runs.grid import RecordStore, run_grid
 
     if name is None:
@@ -65,7 +66,7 @@ def paper(
     experiment = find_experiment(name)
     check_no_model(out)
     changes = Changes(**options | {"data": tuple(options.get("data", ()))})
-    store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
+    store, executor = RecordStore(out / "runs"), choose_executor(workers, on, share_training)
     if render_only:  # data and backbone are read from the records
         plan = make_plan(experiment, changes, recorded_counts(store.records(), changes.root))
     else:
@@ -88,16 +89,6 @@ def paper(
     print_result(table, files, {key: str(failure) for key, failure in failures.items()})
     if failures and not render_only:
         raise typer.Exit(1)
-
-
-def _executor(on: str, workers: int | None, share_training: bool | None) -> Executor:
-    from onea.errors import OneaError
-    from onea.research.runs.executors import choose_executor
-
-    kind, _, address = on.partition(":")
-    if kind not in ("local", "ray"):
-        raise OneaError(f"--on is '{on}'; choose local, ray or ray:ADDRESS.")
-    return choose_executor(workers, (address or "local") if kind == "ray" else None, share_training)
 
 
 def print_experiments() -> None:

@@ -59,9 +59,7 @@ class Packed:
 
     pixels: Pixels
     rows: Labels
-    skipped: tuple[str, ...]
-    height: int
-    width: int
+    skipped: tuple[str, ...] = ()
     sha256: str = ""
 
 
@@ -158,8 +156,7 @@ def pack(
     """
     if split.files is None:
         assert split.pixels is not None
-        height, width = split.pixels.shape[2:]
-        return Packed(split.pixels, np.arange(len(split), dtype=np.int64), (), height, width)
+        return Packed(split.pixels, np.arange(len(split), dtype=np.int64))
     shape = shape or stored_shape([split], size)
     target = cache / f"packed-{_key(split.files, shape, on_bad, str(max_pixels()))}.bin"
     packed = _map(target, shape, len(split))
@@ -240,7 +237,7 @@ def _map(target: Path, shape: tuple[int, int], images: int) -> Packed | None:
     if stamp != index["stamp"]:  # perhaps copied; with the new stamp, the next call does not read the whole file
         with suppress(OneaError):
             _write_index(target.with_suffix(".json"), index | {"stamp": stamp})
-    return Packed(pixels, rows, skipped, *shape, index["sha256"])
+    return Packed(pixels, rows, skipped, index["sha256"])
 
 
 def _write(

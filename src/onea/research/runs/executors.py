@@ -83,8 +83,8 @@ class LocalProcesses(Executor):
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Yield one result for each job when it is finished."""
-        several_per_gpu = len(self._gpus) and min(self._workers, len(jobs)) > len(self._gpus)
-        with multi_process_service(bool(several_per_gpu)) as environment:
+        several_per_gpu = 0 < len(self._gpus) < min(self._workers, len(jobs))
+        with multi_process_service(several_per_gpu) as environment:
             yield from self._run(jobs, on_progress, environment)
 
     def _run(
@@ -141,21 +141,24 @@ class LocalProcesses(Executor):
         return _Worker(jobs, process, connection, gpu)
 
 
-def choose_executor(workers: int | None = None, ray: str | None = None, share_training: bool | None = None) -> Executor:
+def choose_executor(workers: int | None = None, on: str = "local", share_training: bool | None = None) -> Executor:
     """The executor for options of the command line.
 
     Args:
         workers: processes on this machine; by default one per GPU. One worker is this process.
-        ray: address of a Ray cluster (``host:port``), ``auto`` for the one on this machine, ``local`` for a new one.
+        on: ``local``, ``ray`` for a new Ray cluster on this machine, or ``ray:ADDRESS`` (see ``RayExecutor``).
         share_training: train an adapter once for all runs that differ only in the merge; by default with one worker.
     """
-    count = max(1, len(visible_gpus())) if workers is None else workers
-    if share_training and ray is not None:
-        raise OneaError("Runs on a Ray cluster cannot share their training; leave out --share-training.")
-    if ray is not None:
+    kind, _, address = on.partition(":")
+    if kind not in ("local", "ray"):
+        raise OneaError(f"--on is '{on}'; choose local, ray or ray:ADDRESS.")
+    if kind == "ray":
+        if share_training:
+            raise OneaError("Runs on a Ray cluster cannot share their training; leave out --share-training.")
         if workers is not None:
             raise OneaError("A Ray cluster has its own number of workers; leave out --workers.")
-        return RayExecutor(None if ray == "local" else ray)
+        return RayExecutor(None if address in ("", "local") else address)
+    count = max(1, len(visible_gpus())) if workers is None else workers
     if count == 1:
         return InProcess(share_adapters=share_training is not False)
     return LocalProcesses(count, share_adapters=bool(share_training))
@@ -220,7 +223,7 @@ raise SystemExit(1 if failed or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(conte
 
 
 @contextlib.contextmanager
-def multi_process_service(wanted: bool = True) -> Iterator[Mapping[str, str]]:
+def multi_process_service(enabled: bool = True) -> Iterator[Mapping[str, str]]:
     """Run NVIDIA's Multi-Process Service, without which processes on one GPU take turns.
 
     If it is missing, does not work or is already running, no service is started.
@@ -229,7 +232,7 @@ def multi_process_service(wanted: bool = True) -> Iterator[Mapping[str, str]]:
         The environment variables of its clients; empty if no service was started.
     """
     program = shutil.which(_MPS_PROGRAM)
-    if not wanted or program is None or _PIPES in os.environ or (_DEFAULT_FOLDER / "control").exists():
+    if not enabled or program is None or _PIPES in os.environ or (_DEFAULT_FOLDER / "control").exists():
         yield {}
         return
     folder = Path(tempfile.mkdtemp(prefix="onea-mps-"))
@@ -280,7 +283,7 @@ class RayExecutor(Executor):
 
     Args:
         address: ``host:port`` of a cluster, ``auto`` for the one on this machine; None starts one.
-        gpus: GPUs per run; with 0.25, four runs share one. By default 1 where the cluster has any.
+        gpus: GPUs per run; with 0.25, four runs share one. The default is 1 if the cluster has GPUs.
         cpus: CPU cores per run, and its threads unless the configuration has them.
         retries: how often a run is tried again after its worker or node was lost.
     """

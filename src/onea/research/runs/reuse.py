@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError, truncate
@@ -19,20 +19,16 @@ from onea.research.runs.setup import dataset_of, options_of, recorded_dataset_si
 from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, weights_file_stamp
 
-T = TypeVar("T")
-
 
 class InputChecker:
-    """Compares the inputs of finished runs with those of today; each dataset and each backbone is read once at most.
+    """Compares the inputs of finished runs with the current ones; each dataset and each backbone is read at most once.
 
-    Nothing is read where the sizes and times of all files are unchanged. Otherwise hashes are compared: of the packed
-    pixels, from the cache or packed again, and of the weights.
+    If the sizes and times of all files are unchanged, nothing is read. Otherwise hashes of the packed pixels and of the
+    weights are compared.
     """
 
     def __init__(self) -> None:
-        self._datasets: dict[tuple[str, str | None], Dataset | OneaError] = {}
-        self._image_hashes: dict[tuple[object, ...], dict[str, str]] = {}
-        self._weight_hashes: dict[str, str | OneaError] = {}
+        self._loaded: dict[tuple[object, ...], Any] = {}
 
     def check(self, record: Record, config: RunConfig, folder: Path) -> list[str]:
         """Refuse a finished run if its inputs have changed.
@@ -67,10 +63,8 @@ class InputChecker:
         )
 
     def _changed_images(self, record: Record, config: RunConfig, remarks: list[str]) -> str:
-        recorded, key = record["data"], (config.data, config.root)
-        if key not in self._datasets:
-            self._datasets[key] = _result_or_error(lambda: _load_dataset(config))
-        dataset = self._datasets[key]
+        recorded, source = record["data"], (config.data, config.root)
+        dataset = self._load_once(("dataset", *source), lambda: _load_dataset(config))
         if isinstance(dataset, MissingData):
             remarks.append(f"its images ({config.data}) are not here and were not compared")
             return ""
@@ -81,10 +75,11 @@ class InputChecker:
         if not isinstance(recorded.get("sha256"), dict) or dataset.stamp == _stamp(record, "data"):
             return ""
         size = record["preprocess"]["size"]
-        images_key = (*key, size, config.on_bad, config.store == "exact")
-        if images_key not in self._image_hashes:
-            self._image_hashes[images_key] = sha256_of_images(config, dataset, size)
-        changed = differing_names(recorded["sha256"], self._image_hashes[images_key])
+        key = ("pixels", *source, size, config.on_bad, config.store == "exact")
+        hashes = self._load_once(key, lambda: sha256_of_images(config, dataset, size))
+        if isinstance(hashes, OneaError):
+            raise hashes
+        changed = differing_names(recorded["sha256"], hashes)
         return f"other images (the pixels of {' and '.join(changed)} have changed)" if changed else ""
 
     def _changed_weights(self, record: Record, config: RunConfig, remarks: list[str]) -> str:
@@ -93,14 +88,19 @@ class InputChecker:
             remarks.append(f"its weights ({name}) are not here and were not compared")
         if not stamp or stamp == _stamp(record, "backbone"):
             return ""
-        if name not in self._weight_hashes:
-            self._weight_hashes[name] = _result_or_error(lambda: load_backbone(name).digest)
-        current, recorded = self._weight_hashes[name], record["backbone"]["sha256"]
-        if isinstance(current, OneaError):
-            return f"other weights ({_reason(current)})"
-        if current == recorded:
-            return ""
-        return f"other weights (of {name})"
+        digest = self._load_once(("weights", name), lambda: load_backbone(name).digest)
+        if isinstance(digest, OneaError):
+            return f"other weights ({_reason(digest)})"
+        return "" if digest == record["backbone"]["sha256"] else f"other weights (of {name})"
+
+    def _load_once(self, key: tuple[object, ...], load: Callable[[], Any]) -> Any:
+        """The result of loading, or the error that it raised."""
+        if key not in self._loaded:
+            try:
+                self._loaded[key] = load()
+            except OneaError as error:
+                self._loaded[key] = error
+        return self._loaded[key]
 
 
 def _load_dataset(config: RunConfig) -> Dataset:
@@ -118,19 +118,12 @@ def _stamp(record: Record, name: str) -> str | None:
     return stamps.get(name) if isinstance(stamps, dict) else None
 
 
-def _result_or_error(load: Callable[[], T]) -> T | OneaError:
-    try:
-        return load()
-    except OneaError as error:
-        return error
-
-
 def _reason(error: OneaError) -> str:
     return str(error).rstrip(".")
 
 
 def _precision_remarks(record: Record, config: RunConfig) -> list[str]:
-    """A run keeps its precision wherever it is resumed; a remark where ``auto`` is another one on this machine."""
+    """A remark if ``auto`` is another precision on this machine; a resumed run keeps its precision."""
     with suppress(OneaError):  # a device that is not here
         recorded, current = record["runtime"]["precision"], resolve_device(config.device, config.precision)[1]
         if recorded != current:

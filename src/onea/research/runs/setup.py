@@ -252,7 +252,7 @@ def _images(
             hashes.append(sha256_of_files(split.files))
     else:
         packs = _pack(config, dataset, preprocess.size)
-        stored = [packs[0].height, packs[0].width]
+        stored = list(packs[0].pixels.shape[2:])
         budget = None if config.budget is None else int(config.budget * 1e9)
         total = sum(packed.pixels.nbytes for packed in packs)
         tier = choose_storage_tier(total, budget, runtime.device) if config.store == "auto" else config.store
