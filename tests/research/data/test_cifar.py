@@ -63,7 +63,7 @@ def any_md5(monkeypatch):
     monkeypatch.setattr(cifar, "_md5_by_file", lambda: dict.fromkeys(("meta", "train", "test")))
 
 
-def test_it_is_read_as_it_is_published(tmp_path, any_md5):
+def test_published_files_are_read(tmp_path, any_md5):
     make(tmp_path / "cifar-100-python")
     dataset = load_dataset("cifar100", root=tmp_path)
     assert dataset.classes == ("apple", "bear")
@@ -75,7 +75,7 @@ def test_it_is_read_as_it_is_published(tmp_path, any_md5):
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
-def test_arrays_of_any_order_and_of_a_newer_numpy(protocol, tmp_path):
+def test_arrays_in_any_order_and_of_newer_numpy(protocol, tmp_path):
     values = {name.encode(): value for name, value in images(TRAIN).items()}
     values[b"data"] = np.asfortranarray(values[b"data"])
     (tmp_path / "train").write_bytes(pickle.dumps(values, protocol))

@@ -100,7 +100,7 @@ def test_one_shape_for_both_splits(tmp_path: Path) -> None:
         assert packed.pixels.shape == (len(split), 3, 8, 8)
 
 
-def test_the_shape_of_pixels_is_given() -> None:
+def test_the_shape_of_splits_with_pixels() -> None:
     def pixels(height: int, width: int) -> Split:
         return Split(np.zeros(1, np.int64), pixels=np.zeros((1, 3, height, width), np.uint8))
 
@@ -124,7 +124,7 @@ def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: py
     assert stored_shape([split], 16, cache) == (16, 16)
 
 
-def test_a_shape_is_not_remembered_while_a_file_cannot_be_read(tmp_path: Path) -> None:
+def test_a_shape_is_not_cached_while_a_file_is_unreadable(tmp_path: Path) -> None:
     split, cache = make_split(tmp_path / "d", [(9, 9), (9, 9), (50, 50)]), tmp_path / "c"
     assert split.files is not None
     content = split.files[2].read_bytes()
@@ -194,7 +194,7 @@ def test_an_edit_that_keeps_size_and_time_is_decoded_again(tmp_path: Path) -> No
     assert np.array_equal(pixels, before.pixels), "a mapped array stays valid"
 
 
-def test_packs_of_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_arrays_of_other_files_are_not_deleted(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pack(make_split(tmp_path / name, [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="fail")
     pack(make_split(tmp_path / "a", [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="skip")
@@ -212,7 +212,7 @@ def test_the_index_holds_the_digest_of_the_pixels(tmp_path: Path) -> None:
     assert pack(pixels, 8, cache=tmp_path / "c", on_bad="fail").sha256 == "", "the dataset's fingerprint has them"
 
 
-def test_files_are_digested_in_order(tmp_path: Path) -> None:
+def test_hash_of_files_depends_on_their_order(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(9, 9)] * 50)
     assert split.files is not None
     whole = sha256_of_files(split.files)
@@ -283,7 +283,7 @@ def flip(file: Path, place: int = 100) -> None:
     file.write_bytes(data)
 
 
-def test_a_changed_pixel_is_noticed_and_an_untouched_pack_is_not_read(
+def test_a_changed_pixel_is_detected_and_an_unchanged_array_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split, cache = make_split(tmp_path / "d", [(20, 30)] * 3), tmp_path / "c"
@@ -301,7 +301,7 @@ def test_a_changed_pixel_is_noticed_and_an_untouched_pack_is_not_read(
         assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before)
 
 
-def test_a_changed_shape_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_shape_is_detected(tmp_path: Path) -> None:
     split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
     assert stored_shape([split], 8, cache) == (9, 9)
     (index,) = cache.glob("shape-*.json")
@@ -311,7 +311,7 @@ def test_a_changed_shape_is_noticed(tmp_path: Path) -> None:
     assert stored_shape([split], 8, cache) == (9, 9)
 
 
-def test_a_pack_under_another_name_is_not_used(tmp_path: Path) -> None:
+def test_a_renamed_array_is_not_used(tmp_path: Path) -> None:
     """Its checksums are right, but they are of other images."""
     caches = [tmp_path / "mine", tmp_path / "theirs"]
     mine, theirs = make_split(tmp_path / "d", [(9, 9)] * 3), make_split(tmp_path / "e", [(9, 9)] * 3)
@@ -360,7 +360,7 @@ def test_two_processes_do_not_pack_the_same_images(tmp_path: Path, monkeypatch: 
         assert np.array_equal(first.result(60).pixels, second.result(60).pixels)
 
 
-def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 9)
     break_file(split, 4)
     assert split.files is not None
@@ -370,7 +370,7 @@ def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
     )
 
 
-def test_many_bad_files_are_counted_and_have_their_reason_once(tmp_path: Path) -> None:
+def test_many_unreadable_files_are_grouped_by_reason(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 9)
     break_file(split, *range(1, 8))
     message = error_of(split, tmp_path / "c")
@@ -381,14 +381,14 @@ def test_many_bad_files_are_counted_and_have_their_reason_once(tmp_path: Path) -
     )
 
 
-def test_missing_files_are_bad_files(tmp_path: Path) -> None:
+def test_missing_files_are_unreadable(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 3)
     assert split.files is not None
     split.files[2].unlink()
     assert f"{split.files[2]}: there is no such file" in error_of(split, tmp_path / "c")
 
 
-def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
+def test_unreadable_files_can_be_skipped(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 6)
     whole = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
     break_file(split, 1, 4)
@@ -401,7 +401,7 @@ def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
         )
 
 
-def test_skipping_may_not_empty_a_class(tmp_path: Path) -> None:
+def test_skipping_must_not_empty_a_class(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     break_file(split, 1, 3)
     assert error_of(split, tmp_path / "c", "skip", ["cat", "dog"]).startswith(
@@ -441,7 +441,7 @@ def test_an_interrupted_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert content(tmp_path / "c") == []
 
 
-def test_a_disk_that_is_too_small_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda _: usage(100, 100, 0))
@@ -465,7 +465,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
 
 
-def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
@@ -502,7 +502,7 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(bad=st.sets(st.integers(0, 39)))
-def test_rows_and_skipped_share_the_split_between_them(tmp_path_factory: pytest.TempPathFactory, bad: set[int]) -> None:
+def test_each_row_is_readable_or_skipped(tmp_path_factory: pytest.TempPathFactory, bad: set[int]) -> None:
     folder = tmp_path_factory.mktemp("rows")
     split = Split(np.arange(40, dtype=np.int64) * 0, files=make_split(folder / "d", [(4, 4)] * 40, "bmp").files)
     break_file(split, *bad)

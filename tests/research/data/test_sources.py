@@ -57,18 +57,18 @@ def every_image(dataset: Dataset, root: Path) -> list[str]:
 # ---- names ----
 
 
-def test_unknown_names_get_the_nearest() -> None:
+def test_unknown_names_get_the_closest_name() -> None:
     assert refusal("cifar10") == "Unknown dataset 'cifar10'; did you mean 'cifar100'?"
     assert refusal("zzz").startswith("Unknown dataset 'zzz'; known: cifar100, cub200, folder, glyphs")
 
 
-def test_a_bare_path_is_told_its_prefix(tmp_path: Path) -> None:
+def test_a_bare_path_gets_a_hint_with_its_prefix(tmp_path: Path) -> None:
     (tmp_path / "train.txt").touch()
     assert refusal(str(tmp_path)).endswith(f"did you mean 'folder:{tmp_path}'?")
     assert refusal(str(tmp_path / "train.txt")).endswith(f"did you mean 'list:{tmp_path / 'train.txt'}'?")
 
 
-def test_paths_only_where_they_belong() -> None:
+def test_paths_only_for_datasets_with_a_path() -> None:
     assert refusal("folder:") == "Dataset 'folder:' needs a path: write folder:PATH."
     assert refusal("list") == "Dataset 'list' needs a path: write list:TRAIN.txt[,TEST.txt]."
     assert refusal("cub200:/data") == (
@@ -115,7 +115,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert names(dataset.test, tmp_path) == [f"test/class{c}/{i}.png" for c in (2, 10) for i in (0, 1)]
 
 
-def test_val_stands_in_for_test(tmp_path: Path) -> None:
+def test_val_replaces_a_missing_test_folder(tmp_path: Path) -> None:
     for side in ("train", "val"):
         images(tmp_path / side / "cat", 2)
     assert names(load_dataset(f"folder:{tmp_path}").test, tmp_path)[0] == "val/cat/0.png"
@@ -123,7 +123,7 @@ def test_val_stands_in_for_test(tmp_path: Path) -> None:
     assert names(load_dataset(f"folder:{tmp_path}").test, tmp_path) == ["test/cat/0.png"]
 
 
-def test_train_alone_is_half_a_dataset(tmp_path: Path) -> None:
+def test_a_train_folder_needs_a_test_folder(tmp_path: Path) -> None:
     images(tmp_path / "train" / "cat", 2)
     assert "has train/ but neither test/ nor val/" in refusal(f"folder:{tmp_path}")
 
@@ -186,7 +186,7 @@ def test_task_folders_become_groups(tmp_path: Path, sides: Iterable[str]) -> Non
     assert dataset.groups == (Group("task2", (1, 2, 4)), Group("task10", (0, 3)))
 
 
-def test_non_images_and_dangling_links_are_left_for_packing_to_report(tmp_path: Path) -> None:
+def test_non_images_and_dangling_links_are_listed_as_files(tmp_path: Path) -> None:
     images(tmp_path / "cat", 3)
     (tmp_path / "cat" / "notes.txt").write_text("words")
     (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
@@ -226,7 +226,7 @@ def test_a_class_in_two_tasks(tmp_path: Path) -> None:
     assert "class 'x' is in two tasks: a and b; rename" in refusal(f"folder:{tmp_path}")
 
 
-def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_read_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -448,7 +448,7 @@ def test_missing_published_data_says_where_to_get_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "folder"), [("cub200", "cub"), ("imagenet-a", "imagenet-a"), ("imagenet-r", "imagenet-r"), ("cub200", "")]
 )
-def test_folders_divided_by_others(tmp_path: Path, name: str, folder: str) -> None:
+def test_train_and_test_folders_of_published_datasets(tmp_path: Path, name: str, folder: str) -> None:
     for i in range(200):
         for side in ("train", "test"):
             (tmp_path / folder / side / f"c{i}").mkdir(parents=True)

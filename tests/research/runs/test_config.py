@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is told: every field is an option of the command, and a later field changes no key of today."""
+"""Configurations of runs: every field is an option of the command, and a new field changes no key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Later(RunConfig):
     Attributes:
         dropout: share of features that ``training`` leaves out.
         many: words.
-        shuffle: draw anew.
+        shuffle: new order in every epoch.
         fast: hurry.
     """
 
@@ -38,7 +38,7 @@ class Later(RunConfig):
     fast: bool = False
 
 
-def test_a_later_field_enters_the_key_only_where_it_differs_from_its_default() -> None:
+def test_a_later_field_is_part_of_the_key_only_if_it_differs_from_its_default() -> None:
     now, then = Later(seed=3, options={"rank": 4}), RunConfig(seed=3, options={"rank": 4})
     assert now.identity() == then.identity()
     assert now.key() == then.key()
@@ -56,37 +56,37 @@ def test_a_long_name_of_data_is_cut_between_two_characters() -> None:
 def test_every_committed_record_is_found() -> None:
     assert len(RECORDS) > 100
     for path in RECORDS:
-        told = read_record_file(path)["config"]
-        config = RunConfig(**told | {"store": {"packed": "auto"}.get(told["store"], told["store"])})
-        assert config.identity() == told
+        recorded = read_record_file(path)["config"]
+        config = RunConfig(**recorded | {"store": {"packed": "auto"}.get(recorded["store"], recorded["store"])})
+        assert config.identity() == recorded
         if path.parent.parent.name == "runs":
             assert path.parent.name == config.folder().name
             assert RecordStore(path.parent.parent).find(config) is not None
 
 
 def options(command: str) -> dict[str, Any]:
-    found: Any = typer.main.get_command(app)
-    return {option.name: option for option in found.commands[command].params}
+    group: Any = typer.main.get_command(app)
+    return {option.name: option for option in group.commands[command].params}
 
 
 def test_every_field_of_a_run_is_an_option_with_its_meaning() -> None:
-    known = options("run")
+    by_name = options("run")
     for item in fields(RunConfig):
         if item.name != "options":
-            assert known[item.name].help == meaning(RunConfig, item.name)
-            assert known[item.name].default is None, "or a YAML file would not be heard"
-            assert known[item.name].help[-1] == "."
-    assert known["gamma"].show_default == "0.01"
-    assert known["threads"].show_default == "0"
-    assert known["tasks"].show_default is False
+            assert by_name[item.name].help == meaning(RunConfig, item.name)
+            assert by_name[item.name].default is None, "a default would override the YAML file"
+            assert by_name[item.name].help[-1] == "."
+    assert by_name["gamma"].show_default == "0.01"
+    assert by_name["threads"].show_default == "0"
+    assert by_name["tasks"].show_default is False
 
 
-def test_a_new_field_is_an_option_without_further_ado() -> None:
-    heard: dict[str, Any] = {}
+def test_a_new_field_becomes_an_option() -> None:
+    values: dict[str, Any] = {}
 
     @options_of(Later, leave_out=["options"])
     def command(method: str = "x", *, last: int = 1, **given: Any) -> None:
-        heard.update(given, method=method, last=last)
+        values.update(given, method=method, last=last)
 
     parameters = inspect.signature(command).parameters
     assert list(parameters)[:2] == ["method", "data"]
@@ -99,7 +99,7 @@ def test_a_new_field_is_an_option_without_further_ado() -> None:
     program.command()(command)
     words = ["--dropout", "0.5", "--many", "a", "--many", "b", "--no-shuffle", "--fast", "--stream", "any word"]
     program(words, standalone_mode=False)
-    assert heard == {
+    assert values == {
         "dropout": 0.5,
         "many": ["a", "b"],
         "shuffle": False,

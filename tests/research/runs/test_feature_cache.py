@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of frozen modules are computed once per image, and it shows in nothing but the work done."""
+"""Features of frozen modules are computed once per image, and results do not change."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from onea.vit.batching import padded_size
 
 SIZES = "2,1,1,2"
 GROWING = ["ease", "per-task"]
-STANDING = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
+FROZEN = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
 
 
 @pytest.fixture(autouse=True)
 def _no_filling(monkeypatch, request):
-    """Where passes are counted, batches are not filled up."""
+    """No padding of batches where forward passes are counted."""
     if "cost" in request.node.name or "limit" in request.node.name:
         monkeypatch.setattr("onea.vit.batching.padded_size", int)
 
 
 class PassCounter:
-    """How many images went through the whole network since it was last asked."""
+    """Counts the images that went through the whole network since the last call of ``take``."""
 
     def __init__(self, vit):
         self.images = 0
@@ -46,14 +46,14 @@ class PassCounter:
 
 
 def evaluations(values: dict, method: str, bound: int | None) -> tuple[list[list[int]], list[int], list[int]]:
-    """Right answers after each task, passes of each evaluation, and test images seen at each."""
+    """Correct predictions after each task, forward passes and test images of each evaluation."""
     ready = prepared(values, method, sizes=SIZES)
-    passes, known = PassCounter(ready.method.vit), FeatureCache(ready.test.rows, bound)
+    passes, feature_cache = PassCounter(ready.method.vit), FeatureCache(ready.test.rows, bound)
     correct, counts, seen = [], [], []
     for index in range(ready.stream.tasks):
         ready.method.learn(ready.task(index))
         passes.take()
-        predicted = predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed, known)
+        predicted = predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed, feature_cache)
         correct.append(predicted.correct_per_class())
         counts.append(passes.take())
         seen.append(int((ready.test.labels[ready.test.rows] < ready.task(index).classes.stop).sum()))
@@ -61,7 +61,7 @@ def evaluations(values: dict, method: str, bound: int | None) -> tuple[list[list
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.builtin))
-def test_the_answers_are_the_same_with_and_without(method, tiny_run):
+def test_predictions_are_the_same_with_and_without_a_cache(method, tiny_run):
     with_cache, counts, _ = evaluations(tiny_run, method, None)
     without, more, _ = evaluations(tiny_run, method, 0)
     assert with_cache == without
@@ -80,21 +80,21 @@ def test_an_adapter_per_task_costs_each_image_one_pass_per_adapter(method, tiny_
     assert counts == [(t + 1) * seen[t] for t in range(tasks)]
 
 
-@pytest.mark.parametrize("method", STANDING)
-def test_what_stands_still_costs_each_image_one_pass_per_part(method, tiny_run):
+@pytest.mark.parametrize("method", FROZEN)
+def test_frozen_modules_need_one_pass_per_image_and_module(method, tiny_run):
     _, counts, seen = evaluations(tiny_run, method, None)
     parts = 1 if method == "simplecil" else 2
     assert sum(counts) == parts * seen[-1]
 
 
-def test_acmap_stands_still_after_its_limit(tiny_run):
+def test_acmap_does_not_change_after_its_limit(tiny_run):
     values = tiny_run | {"options": tiny_run["options"] | {"limit": 2}}
     _, counts, seen = evaluations(values, "acmap", None)
     assert counts[:2] == seen[:2]
     assert sum(counts[1:]) == seen[-1], "from the second task on, only new images are passed"
 
 
-def test_features_scored_from_memory_are_those_of_a_pass(tiny_run):
+def test_scores_from_cached_features_equal_those_of_a_forward_pass(tiny_run):
     ready = prepared(tiny_run, "ease")
     for index in range(3):
         ready.method.learn(ready.task(index))
@@ -103,7 +103,7 @@ def test_features_scored_from_memory_are_those_of_a_pass(tiny_run):
     assert torch.equal(ready.method.scores_from_features(features), ready.method.scores(images))
 
 
-def test_a_bound_holds_and_what_does_not_fit_is_computed_again():
+def test_a_memory_limit_holds_and_other_features_are_computed_again():
     rows, width = torch.tensor([4, 7, 9]), 5
     cache = FeatureCache(rows, max_bytes=3 * width * 4)
     calls = []
@@ -119,14 +119,14 @@ def test_a_bound_holds_and_what_does_not_fit_is_computed_again():
     cache.keep_only(["b"])
     assert cache.bytes == 0
     cache.features("b", rows[:1], lambda: compute("b")[:1])
-    cache.features("b", rows[:1], lambda: pytest.fail("known"))
+    cache.features("b", rows[:1], lambda: pytest.fail("cached"))
     calls.clear()
     cache.features("b", rows, lambda: compute("b"))
-    assert calls == ["b"], "one of the three was known, which is not enough"
+    assert calls == ["b"], "one of the three was cached, which is not enough"
 
 
-def test_a_run_resumed_without_its_cache_ends_the_same(tiny_run, tmp_path):
-    """Whoever resumes has to compute old features again; the record must not tell."""
+def test_a_run_resumed_without_its_cache_has_the_same_record(tiny_run, tmp_path):
+    """A resumed run computes old features again; its record is the same."""
     values = {**tiny_run, "method": "ease", "sizes": SIZES, "options": {"rank": 4, "epochs": 1, "batch_size": 8}}
     config = make_config(values)
     whole = run(config, tmp_path / "whole")
@@ -143,8 +143,8 @@ def test_a_run_resumed_without_its_cache_ends_the_same(tiny_run, tmp_path):
     assert comparable_fields(without) == comparable_fields(whole)
 
 
-def test_only_frozen_things_are_named_parts(tiny_run):
-    """A part that changed after it was named would be answered from stale features."""
+def test_only_frozen_modules_are_cacheable(tiny_run):
+    """Cached features of a module that changes would be outdated."""
     for name in sorted(METHODS.builtin):
         if method_class(name).cacheable_modules.__qualname__.startswith("Method."):
             continue
@@ -163,14 +163,14 @@ def test_the_option_is_checked(tiny_run):
         make_config(tiny_run | {"cache_gb": -1})
 
 
-def test_batches_are_filled_up_to_few_sizes(tiny_run):
-    """A new batch size after every task would cost a CPU memory for each of them."""
+def test_batches_are_padded_to_few_sizes(tiny_run):
+    """On a CPU, every new batch size costs memory."""
     sizes = set()
     for method in ("one-a", "ease"):
         ready = prepared(tiny_run, method, sizes=SIZES)
         for index in range(ready.stream.tasks):
             ready.method.learn(ready.task(index))
-            plain = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, given: sizes.add(len(given[0])))
+            plain = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
             predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed)
             ready.method.compute_prototypes(ready.task(index))
             plain.remove()
@@ -178,7 +178,7 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
     assert all(size == padded_size(size) for size in sizes)
 
 
-def test_filled_rows_do_not_count(tiny_run, monkeypatch):
+def test_padded_rows_do_not_count(tiny_run, monkeypatch):
     ready = prepared(tiny_run)
     ready.method.learn(ready.task(0))
     filled = ready.method.compute_prototypes(ready.task(0))

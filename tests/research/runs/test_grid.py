@@ -80,7 +80,7 @@ def store(tmp_path):
     return RecordStore(tmp_path / "store")
 
 
-class Heard(GridProgress):
+class Calls(GridProgress):
     """Records all calls."""
 
     def __init__(self):
@@ -116,15 +116,15 @@ def test_nothing_is_run_twice(quick, store):
     assert [config.seed for config in first.finished] == [1, 2]
     assert (first.failed, first.skipped) == ((), ())
     before = stamps(store)
-    heard = Heard()
-    again = run_grid([quick(2), quick(1), quick(3)], store, InProcess(), heard)
+    calls = Calls()
+    again = run_grid([quick(2), quick(1), quick(3)], store, InProcess(), calls)
     assert [config.seed for config in again.finished] == [3]
     assert [config.seed for config in again.skipped] == [2, 1]
     assert {path: stamp for path, stamp in stamps(store).items() if path in before} == before
-    assert heard.starts == [(3, 2)]
-    assert heard.steps == [(3, 0, 0), (3, 0, 3), (3, 1, 3), (3, 2, 3)]
-    assert [seed for seed, _ in heard.ends] == [3]
-    assert heard.ends[0][1] == store.find(quick(3))
+    assert calls.starts == [(3, 2)]
+    assert calls.steps == [(3, 0, 0), (3, 0, 3), (3, 1, 3), (3, 2, 3)]
+    assert [seed for seed, _ in calls.ends] == [3]
+    assert calls.ends[0][1] == store.find(quick(3))
 
 
 def test_a_store_finds_records_by_their_configuration(quick, store, tmp_path):
@@ -164,7 +164,7 @@ def test_a_damaged_failure_file_is_reported(quick, store):
 
 def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch):
     config = make_config(tiny_run)
-    whole = run(config, store.root / "elsewhere")
+    uninterrupted = run(config, store.root / "elsewhere")
 
     class Stop(GridProgress):
         def advance(self, config, task, tasks):
@@ -177,23 +177,23 @@ def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch)
     assert len(run_grid([config], store).finished) == 1
     record = store.find(config)
     assert len(record["dates"]["resumed"]) == 1
-    assert comparable_fields(record) == comparable_fields(whole)
+    assert comparable_fields(record) == comparable_fields(uninterrupted)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failure_is_recorded_and_the_rest_goes_on(quick, store, workers):
+def test_a_failure_is_recorded_and_the_others_continue(quick, store, workers):
     bad = quick(2, holdout=0.99)
-    heard = Heard()
-    outcome = run_grid([bad, quick(1)], store, choose_executor(workers), heard)
+    calls = Calls()
+    outcome = run_grid([bad, quick(1)], store, choose_executor(workers), calls)
     assert [config.seed for config in outcome.finished] == [1]
     assert outcome.failed == (bad,)
     assert store.find(bad) is None
     failure = store.failure(bad)
     assert str(failure) == "holdout 0.99 leaves a class without training images; hold out less."
-    assert dict(heard.ends)[2].error == failure.error
-    noted = json.loads((store.folder(bad) / "failure.json").read_text())
-    assert noted["config"]["seed"] == 2
-    assert noted["date"]
+    assert dict(calls.ends)[2].error == failure.error
+    content = json.loads((store.folder(bad) / "failure.json").read_text())
+    assert content["config"]["seed"] == 2
+    assert content["date"]
 
 
 def test_an_unexpected_error_keeps_its_traceback_until_the_run_succeeds(quick, store, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_fails_alone(quick, store):
 
 
 def test_two_grids_at_once_share_the_work(quick, store):
-    """The second one waits for the first at a run that both want, and then finds it finished."""
+    """The second one waits for the first if both make the same run, and does not repeat it."""
     job = RunJob(quick(), store.folder(quick()))
     inside, results = threading.Event(), []
 
@@ -243,7 +243,7 @@ def test_a_killed_worker_is_retried(tiny_run, store):
     victim = make_config(slow_values(tiny_run, 1))
     killed = []
 
-    class Killer(Heard):
+    class Killer(Calls):
         def advance(self, config, task, tasks):
             super().advance(config, task, tasks)
             if (config.seed, task) == (1, 1) and not killed:
@@ -251,40 +251,40 @@ def test_a_killed_worker_is_retried(tiny_run, store):
                 killed.append(child.pid)
                 os.kill(child.pid, signal.SIGKILL)
 
-    heard = Killer()
-    outcome = run_grid([victim], store, LocalProcesses(1), heard)
+    calls = Killer()
+    outcome = run_grid([victim], store, LocalProcesses(1), calls)
     assert outcome.finished == (victim,)
     assert killed
     record = store.find(victim)
     assert len(record["dates"]["resumed"]) == 1, "it went on where it was killed"
-    assert comparable_fields(record) == comparable_fields(run(victim, store.root / "whole"))
-    assert heard.steps.count((1, 0, 0)) == 2
+    assert comparable_fields(record) == comparable_fields(run(victim, store.root / "uninterrupted"))
+    assert calls.steps.count((1, 0, 0)) == 2
 
 
-def test_a_worker_that_always_dies_is_given_up_and_the_rest_goes_on(tiny_run, quick, store):
+def test_a_worker_that_always_dies_fails_and_the_others_continue(tiny_run, quick, store):
     victim = make_config(slow_values(tiny_run, 1))
 
-    class Killer(Heard):
+    class Killer(Calls):
         def advance(self, config, task, tasks):
             super().advance(config, task, tasks)
             if config.seed == 1:
                 for child in multiprocessing.active_children():
                     child.kill()
 
-    heard = Killer()
-    outcome = run_grid([victim, quick(2)], store, LocalProcesses(1, retries=1), heard)
+    calls = Killer()
+    outcome = run_grid([victim, quick(2)], store, LocalProcesses(1, retries=1), calls)
     assert [config.seed for config in outcome.failed] == [1]
     assert [config.seed for config in outcome.finished] == [2]
     assert store.failure(victim).attempts == 2
     assert "signal 9" in str(store.failure(victim))
-    assert heard.steps.count((1, 0, 0)) == 2
+    assert calls.steps.count((1, 0, 0)) == 2
 
 
 def test_a_killed_worker_fails_no_other_run_that_shares_its_training(tiny_run, store):
-    """The run at hand is given up; the next one of its group trains by itself."""
+    """The killed run fails; the next one of its group trains its adapters itself."""
     victim, next_one = (make_config(slow_values(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
 
-    class Killer(Heard):
+    class Killer(Calls):
         def advance(self, config, task, tasks):
             super().advance(config, task, tasks)
             if config.key() == victim.key() and task == 1:
@@ -348,10 +348,10 @@ def test_a_grid_stopped_in_the_middle_repeats_no_finished_run(number, tiny_run, 
     assert store.find(configs[0])["dates"] == finished["dates"]
     assert stamps(store)[store.folder(configs[0]) / "record.json"] == before[store.folder(configs[0]) / "record.json"]
     assert len(store.find(configs[1])["dates"]["resumed"]) == 1
-    whole = RecordStore(tmp_path / "whole")
-    run_grid(configs, whole)
+    uninterrupted = RecordStore(tmp_path / "uninterrupted")
+    run_grid(configs, uninterrupted)
     assert [comparable_fields(store.find(config)) for config in configs] == [
-        comparable_fields(whole.find(config)) for config in configs
+        comparable_fields(uninterrupted.find(config)) for config in configs
     ]
 
 
@@ -392,13 +392,13 @@ def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path)
     alone = make_config(
         {"method": "simplecil", **{k: v for k, v in tiny_run.items() if k not in ("method", "options")}}
     )
-    given = list(with_adapter_caches([RunJob(one, tmp_path) for one in [*mixed, alone]]))
-    assert [job.config for job, _ in given] == [mixed[index] for index in (0, 3, 1, 5, 2, 4)] + [alone]
-    adapter_caches = [adapter_cache for _, adapter_cache in given]
+    with_caches = list(with_adapter_caches([RunJob(one, tmp_path) for one in [*mixed, alone]]))
+    assert [job.config for job, _ in with_caches] == [mixed[index] for index in (0, 3, 1, 5, 2, 4)] + [alone]
+    adapter_caches = [adapter_cache for _, adapter_cache in with_caches]
     assert adapter_caches[0] is adapter_caches[1]
     assert adapter_caches[2] is adapter_caches[3]
     assert adapter_caches[0] is not adapter_caches[2]
-    assert adapter_caches[4:] == [None] * 3, "nobody could use what they train"
+    assert adapter_caches[4:] == [None] * 3, "no other job has their training"
     assert first_of_each_training([*mixed, alone]) == [mixed[0], mixed[1], mixed[2], mixed[4], alone]
 
     walk = with_adapter_caches([RunJob(one, tmp_path) for one in mixed])
@@ -406,19 +406,19 @@ def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path)
     assert next(walk)[1] is first()
     next(walk)
     gc.collect()
-    assert first() is None, "dropped with the last job that trains alike"
+    assert first() is None, "freed after the last job with that training"
 
 
-def test_shared_adapters_lie_in_host_memory_and_are_lent_as_copies(tiny_run):
+def test_shared_adapters_are_copied_from_host_memory(tiny_run):
     adapter_cache = AdapterCache()
     ready = prepare(make_config(tiny_run), make_runtime("cpu"), adapter_cache)
-    own, lent = (ready.method.learner._train(ready.method.merged, ready.task(0), None, None) for _ in range(2))
-    assert lent.report["training_shared"]
+    own, shared_copy = (ready.method.learner._train(ready.method.merged, ready.task(0), None, None) for _ in range(2))
+    assert shared_copy.report["training_shared"]
     ((kept, _),) = adapter_cache.values()
     for name, value in kept.items():
         assert value.device.type == "cpu"
         assert torch.equal(value, own.tensors[name])
-        assert len({value.data_ptr(), own.tensors[name].data_ptr(), lent.tensors[name].data_ptr()}) == 3
+        assert len({value.data_ptr(), own.tensors[name].data_ptr(), shared_copy.tensors[name].data_ptr()}) == 3
 
 
 def test_training_is_shared_by_default_only_within_one_process():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is killed, at whatever moment, ends with the same record when the command is given again."""
+"""A run that is killed at any moment has the same final record when the command is repeated."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ CASES = ("first run", "resumed run", "first pack", "later pack", "copied pack")
 
 
 @pytest.mark.parametrize(("case", "step"), [("first run", 17)])
-def test_a_kill_does_not_change_what_a_run_ends_with(case, step, tiny_vit, tiny_images, tmp_path):
+def test_a_kill_does_not_change_the_final_record(case, step, tiny_vit, tiny_images, tmp_path):
     """A sample; --slow kills at every event."""
-    found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", step)
-    assert not found["problems"], "\n".join(found["problems"])
-    assert found["kills"] == len(range(0, found["events"], step)) > 3
+    outcome = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", step)
+    assert not outcome["problems"], "\n".join(outcome["problems"])
+    assert outcome["kills"] == len(range(0, outcome["events"], step)) > 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_no_kill_changes_what_a_run_ends_with(case, tiny_vit, tiny_images, tmp_path, tried):
+def test_no_kill_changes_the_final_record(case, tiny_vit, tiny_images, tmp_path, tried):
     fewest = 5 if case == "copied pack" else 20
-    found = kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills", tried, fewest)
-    assert found["switched"] or case.endswith("pack"), "the last events come after the new files are valid"
+    outcome = kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills", tried, fewest)
+    assert outcome["switched"] or case.endswith("pack"), "the last events come after the new files are valid"
 
 
 def test_a_finished_run_touches_nothing(tiny_vit, tiny_images, tmp_path):
-    found = kill_all("finished run", tiny_vit, tiny_images, tmp_path / "kills", 1)
-    assert (found["events"], found["changed"], found["problems"]) == (0, False, [])
+    outcome = kill_all("finished run", tiny_vit, tiny_images, tmp_path / "kills", 1)
+    assert (outcome["events"], outcome["changed"], outcome["problems"]) == (0, False, [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run and its packed images, changed by accident or on purpose: the same record or one sentence."""
+"""Changed files of a run and of its packed images: the same record or one error message."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def made(tiny_vit, tiny_images, tmp_path_factory) -> Path:
 
 
 class Trial:
-    """The folder of one kind, changed in many ways; counts what became of the command that uses it."""
+    """The folder of one kind, changed in many ways; counts the outcomes of the command that uses it."""
 
     def __init__(self, kind: str, made: Path, place: Path, vit: str) -> None:
         self.kind, self.made, self.path, self.out = kind, made / "mine" / kind, place / kind, place / "out"
@@ -212,7 +212,7 @@ def test_every_single_byte_of_a_record(kind, trial_of, tried):
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_figure_that_was_changed_is_told(kind, trial_of):
+def test_a_changed_number_in_a_record_is_detected(kind, trial_of):
     """What to do about it is part of the sentence, for the run and for a report."""
     trial = trial_of(kind)
     file = trial.fresh() / "record.json"

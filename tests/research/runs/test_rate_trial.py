@@ -15,36 +15,38 @@ from onea.runtime import make_runtime
 
 
 def trial(values: dict, method: str, **changes) -> LearningRateTrial:
-    known = {field.name for field in dataclasses.fields(method_class(method).Options)}
-    given = {"rank": 4, "batch_size": 8, "epochs": 4}
-    options = {name: value for name, value in given.items() if name in known} | changes.pop("options", {})
+    names = {field.name for field in dataclasses.fields(method_class(method).Options)}
+    wanted = {"rank": 4, "batch_size": 8, "epochs": 4}
+    options = {name: value for name, value in wanted.items() if name in names} | changes.pop("options", {})
     config = make_config(values | {"method": method, "options": options} | changes)
     return try_rates(config, make_runtime("cpu", "fp32", 1))
 
 
 @pytest.mark.parametrize("method", ["one-a", "ease", "mos", "l2p", "sequential"])
-def test_rates_around_the_runs_own_are_tried(method, tiny_run):
-    found = trial(tiny_run, method, sizes="5,1", options={"learning_rate": 0.1})
-    assert {0.3, 0.1, 0.03, 0.01} <= set(found.accuracy)
-    assert found.best in found.accuracy
-    assert found.accuracy[found.best] == max(found.accuracy.values())
-    assert (len(found.accuracy) > 4) <= (max(list(found.accuracy.values())[:4]) < found.frozen_accuracy)
+def test_rates_around_the_default_are_tried(method, tiny_run):
+    result = trial(tiny_run, method, sizes="5,1", options={"learning_rate": 0.1})
+    assert {0.3, 0.1, 0.03, 0.01} <= set(result.accuracy)
+    assert result.best in result.accuracy
+    assert result.accuracy[result.best] == max(result.accuracy.values())
+    assert (len(result.accuracy) > 4) <= (max(list(result.accuracy.values())[:4]) < result.frozen_accuracy)
 
 
-def test_a_rate_that_ruins_the_network_is_not_chosen(tiny_run):
-    found = trial(tiny_run, "ease", sizes="6", options={"learning_rate": 100.0})
-    assert found.best < 100.0
-    assert found == trial(tiny_run, "ease", sizes="6", options={"learning_rate": 100.0}), "the same, the same answer"
+def test_a_diverging_learning_rate_is_not_chosen(tiny_run):
+    result = trial(tiny_run, "ease", sizes="6", options={"learning_rate": 100.0})
+    assert result.best < 100.0
+    assert result == trial(tiny_run, "ease", sizes="6", options={"learning_rate": 100.0}), (
+        "equal trials have equal results"
+    )
 
 
-def test_what_cannot_be_tried_is_said(tiny_run):
+def test_errors_of_runs_without_rates_to_try(tiny_run):
     with pytest.raises(OneaError, match="trains nothing"):
         trial(tiny_run, "simplecil")
     with pytest.raises(OneaError, match="first task has one class"):
         trial(tiny_run, "ease", sizes="1,5")
 
 
-def test_the_command_tells_and_runs_nothing(onea, tiny_run, tmp_path):
+def test_the_command_prints_the_rates_and_makes_no_run(onea, tiny_run, tmp_path):
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "precision", "threads", "device")]
     code, out, _ = onea("run", "ease", *inputs, "--sizes=5,1", "--try-rates", "--epochs=2", "--rank=4")
     assert code == 0
@@ -52,7 +54,7 @@ def test_the_command_tells_and_runs_nothing(onea, tiny_run, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_equal_rates_leave_the_runs_own():
+def test_of_equal_rates_the_default_is_chosen():
     assert LearningRateTrial({0.3: 80.0, 0.1: 80.0, 0.03: 80.0}, 70.0, default=0.1).best == 0.1
     assert LearningRateTrial({0.3: 80.0, 0.1: 79.0, 0.03: 80.0}, 70.0, default=0.1).best == 0.3
     assert LearningRateTrial({0.3: 10.0, 0.1: 20.0, 0.03: 60.0}, 70.0, default=0.1).best == 0.03

@@ -22,8 +22,8 @@ from onea.research.runs.executors import RayExecutor, choose_executor
 from onea.research.runs.grid import GridProgress, RecordStore, run_grid
 
 
-class Heard(GridProgress):
-    """Remembers what happened in order, and does something at the first step of a kind."""
+class Events(GridProgress):
+    """Records events in order, and acts at the first one with this seed and task."""
 
     def __init__(self, at=None, act=None):
         self.events, self._at, self._act = [], at, act
@@ -63,7 +63,7 @@ def workers(ray):
     return [process for process in running if "ray::_task" in " ".join(process.cmdline())]
 
 
-def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch):
+def test_error_message_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OneaError, match=r"pip install 'ray\[serve\]>="):
         choose_executor(on="ray:auto")
@@ -74,26 +74,26 @@ def test_a_grid_on_this_machine(ray, tiny_run, tmp_path, monkeypatch):
     store, reference = RecordStore("relative"), RecordStore(tmp_path / "reference")
     good = [make_config(tiny_run | {"seed": seed}) for seed in (1, 2)]
     bad = make_config(tiny_run | {"seed": 3, "holdout": 0.99})
-    heard = Heard()
-    outcome = run_grid([*good, bad], store, RayExecutor(), heard)
+    progress = Events()
+    outcome = run_grid([*good, bad], store, RayExecutor(), progress)
     assert not ray.is_initialized(), "what was started was ended"
     assert {config.seed for config in outcome.finished} == {1, 2}
     assert outcome.failed == (bad,)
     assert "hold out less" in str(store.failure(bad))
-    assert {(1, 0), (1, 2), (1, "end"), (2, "end"), (3, "end")} <= set(heard.events)
+    assert {(1, 0), (1, 2), (1, "end"), (2, "end"), (3, "end")} <= set(progress.events)
     run_grid(good, reference)
     assert all_comparable_fields(good, store) == all_comparable_fields(good, reference)
     assert len(run_grid(good, store, RayExecutor()).skipped) == 2
 
 
-def test_a_place_where_ray_cannot_start(ray, configs, tmp_path, monkeypatch):
+def test_ray_cannot_start_in_a_long_path(ray, configs, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 20)))
     with pytest.raises(OneaError, match="set RAY_TMPDIR to a short path"):
         run_grid([configs[1]], RecordStore(tmp_path), RayExecutor())
     assert not ray.is_initialized()
 
 
-def test_an_address_where_nobody_listens(ray, configs, tmp_path):
+def test_an_address_without_a_cluster(ray, configs, tmp_path):
     with pytest.raises(OneaError, match="No Ray cluster answers at 'nonsense'"):
         run_grid([configs[1]], RecordStore(tmp_path), RayExecutor("nonsense"))
 
@@ -116,7 +116,7 @@ def test_a_lost_worker_is_retried(ray, configs, tmp_path):
 
     store, reference = RecordStore(tmp_path / "store"), RecordStore(tmp_path / "reference")
     runs = [configs[1], configs[2]]
-    outcome = run_grid(runs, store, RayExecutor(), Heard((1, 1), kill))
+    outcome = run_grid(runs, store, RayExecutor(), Events((1, 1), kill))
     assert killed
     assert len(outcome.finished) == 2
     assert store.find(configs[1])["dates"]["resumed"], "it went on after its first task"
@@ -125,7 +125,7 @@ def test_a_lost_worker_is_retried(ray, configs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_always_lost_is_given_up(ray, configs, tmp_path):
+def test_a_worker_that_is_always_lost_fails(ray, configs, tmp_path):
     class Killer(GridProgress):
         def advance(self, config, task, tasks):
             if config.seed == 1:
@@ -147,7 +147,7 @@ def test_an_interrupted_grid_leaves_the_cluster_as_it_was(ray, configs, tmp_path
 
     store = RecordStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_grid(list(configs.values()), store, RayExecutor(), Heard((1, 1), stop))
+        run_grid(list(configs.values()), store, RayExecutor(), Events((1, 1), stop))
     assert not ray.is_initialized()
     assert read_record(store.folder(configs[1]))["status"] == "running"
     assert workers(ray) == []
@@ -177,7 +177,7 @@ def cluster(ray, tmp_path_factory):
 
 
 def lose(node):
-    """A power cut: kill all that a node consists of; it stays in the group of its first process."""
+    """Kill all processes of a node, which are in the group of its first process."""
     with suppress(ProcessLookupError):
         os.killpg(node.pid, signal.SIGKILL)
     node.wait(30)
@@ -206,11 +206,11 @@ def test_two_nodes(cluster, configs, tmp_path, lose_a_node):
     address, nodes = cluster
     store, reference = RecordStore(tmp_path / "store"), RecordStore(tmp_path / "reference")
     runs = list(configs.values())
-    heard = Heard((2, 1), (lambda: lose(nodes[1])) if lose_a_node else None)
-    outcome = run_grid(runs, store, RayExecutor(address), heard)
+    progress = Events((2, 1), (lambda: lose(nodes[1])) if lose_a_node else None)
+    outcome = run_grid(runs, store, RayExecutor(address), progress)
     assert len(outcome.finished) == 3
-    begun = [event for event in heard.events if event[1] in (0, "end")]
-    first_end = next(index for index, event in enumerate(begun) if event[1] == "end")
-    assert len({seed for seed, _ in begun[:first_end]}) >= 2, "each node has one core, so both had a run"
+    starts = [event for event in progress.events if event[1] in (0, "end")]
+    first_end = next(index for index, event in enumerate(starts) if event[1] == "end")
+    assert len({seed for seed, _ in starts[:first_end]}) >= 2, "each node has one core, so both had a run"
     run_grid(runs, reference)
     assert all_comparable_fields(runs, store) == all_comparable_fields(runs, reference)

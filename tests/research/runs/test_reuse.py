@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a finished run may be used again, and who may be at one: images, weights and presets as they are now."""
+"""Reuse of finished runs: images, weights and presets are compared, and one process at a time makes a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from onea.runtime import Progress
 
 @pytest.fixture
 def images(tiny_images, tmp_path) -> Path:
-    """Images of one's own to spoil, in a format whose files keep their size whatever they show."""
+    """Images to be changed, in a format whose files always have the same size."""
     root = tmp_path / "images"
     for file in sorted(tiny_images.rglob("*.png")):
         target = (root / file.relative_to(tiny_images)).with_suffix(".bmp")
@@ -90,7 +90,7 @@ def test_a_finished_run_of_other_images_is_not_returned(values, images, tmp_path
     assert (tmp_path / "o/record.json").read_bytes() == before
 
 
-def test_the_command_says_what_differs_and_writes_nothing(values, images, onea):
+def test_the_command_lists_the_changes_and_writes_nothing(values, images, onea):
     words = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
     assert onea(*words, "--out", "o")[0] == 0
     kept = {path: path.stat().st_mtime_ns for path in Path("o").iterdir()}
@@ -104,7 +104,7 @@ def test_the_command_says_what_differs_and_writes_nothing(values, images, onea):
 
 @pytest.mark.parametrize("store", ["auto", "exact"])
 @pytest.mark.parametrize("side", ["train", "test"])
-def test_an_edit_that_keeps_size_and_time_is_noticed(store, side, values, images, tmp_path):
+def test_an_edit_that_keeps_size_and_time_is_detected(store, side, values, images, tmp_path):
     config = make_config(values | {"store": store})
     run(config, tmp_path / "o")
     invert(images / side / "class00" / "0.bmp")
@@ -115,7 +115,7 @@ def test_an_edit_that_keeps_size_and_time_is_noticed(store, side, values, images
         run(config, tmp_path / "o")
 
 
-def test_images_that_were_only_touched_or_copied_are_the_same(values, images, tmp_path):
+def test_touched_or_copied_images_are_unchanged(values, images, tmp_path):
     config = make_config(values)
     first = run(config, tmp_path / "o")
     for file in images.rglob("*.bmp"):
@@ -129,7 +129,7 @@ def test_images_that_were_only_touched_or_copied_are_the_same(values, images, tm
     assert comparable_fields(run(config, tmp_path / "o"))["data"] == first["data"]
 
 
-def test_nothing_is_read_where_nobody_has_touched_anything(values, tmp_path, monkeypatch):
+def test_unchanged_files_are_not_read(values, tmp_path, monkeypatch):
     config = make_config(values)
     first = run(config, tmp_path / "o")
     for name in (
@@ -142,7 +142,7 @@ def test_nothing_is_read_where_nobody_has_touched_anything(values, tmp_path, mon
     assert run(config, tmp_path / "o") == first
 
 
-def test_a_finished_run_outlives_its_images_and_weights(values, images, weights, tmp_path, onea):
+def test_a_finished_run_needs_neither_images_nor_weights(values, images, weights, tmp_path, onea):
     words = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
     first = onea(*words, "--out", "o")
     shutil.rmtree(images)
@@ -155,13 +155,13 @@ def test_a_finished_run_outlives_its_images_and_weights(values, images, weights,
         for what in (f"images (folder:{images})", f"weights ({weights})")
     ]
     assert err.splitlines() == remarks
-    heard = Remarks()
-    run(make_config(values), Path("o"), heard)
-    assert heard.texts == remarks
+    remarks_of_run = Remarks()
+    run(make_config(values), Path("o"), remarks_of_run)
+    assert remarks_of_run.texts == remarks
 
 
 @pytest.mark.parametrize("spec", ["list:missing.txt", "list:a.txt,b.txt", "cub200", "imagenet-a", "cifar100"])
-def test_data_that_is_nowhere_is_missing_and_is_not_fetched(spec, tmp_path, monkeypatch):
+def test_missing_data_is_not_downloaded(spec, tmp_path, monkeypatch):
     from onea.data.dataset import MissingData
     from onea.research.data.sources import load_dataset
 
@@ -181,7 +181,7 @@ def test_a_cache_that_cannot_be_written_is_no_change_of_the_images(tmp_path, mon
     assert InputChecker()._changed_images(record, config, []) == ""
 
 
-def test_other_weights_are_noticed_whatever_their_times(values, weights, tmp_path):
+def test_other_weights_with_the_same_times_are_detected(values, weights, tmp_path):
     config = make_config(values)
     run(config, tmp_path / "o")
     before, tensors = weights.stat(), load_file(weights)
@@ -193,7 +193,7 @@ def test_other_weights_are_noticed_whatever_their_times(values, weights, tmp_pat
         run(config, tmp_path / "o")
 
 
-def test_weights_that_were_only_copied_are_the_same(values, weights, tmp_path):
+def test_copied_weights_are_unchanged(values, weights, tmp_path):
     first = run(make_config(values), tmp_path / "o")
     content = weights.read_bytes()
     weights.unlink()
@@ -201,7 +201,7 @@ def test_weights_that_were_only_copied_are_the_same(values, weights, tmp_path):
     assert run(make_config(values), tmp_path / "o") == first
 
 
-def test_a_preset_that_has_changed_is_noticed(values, tiny_run, tmp_path, monkeypatch):
+def test_a_changed_preset_is_detected(values, tiny_run, tmp_path, monkeypatch):
     options = {name: value for name, value in tiny_run["options"].items() if name != "learning_rate"}
     config = make_config(values | {"method": "one-a", "options": options})
     run(config, tmp_path / "o")
@@ -211,7 +211,7 @@ def test_a_preset_that_has_changed_is_noticed(values, tiny_run, tmp_path, monkey
         run(config, tmp_path / "o")
 
 
-def test_all_that_differs_is_said_at_once(values, images, weights, tmp_path):
+def test_one_message_lists_all_changes(values, images, weights, tmp_path):
     config = make_config(values)
     run(config, tmp_path / "o")
     (images / "train/class00/0.bmp").unlink()
@@ -220,17 +220,17 @@ def test_all_that_differs_is_said_at_once(values, images, weights, tmp_path):
         run(config, tmp_path / "o")
 
 
-def test_precision_auto_elsewhere_is_said(values, tmp_path, monkeypatch):
+def test_a_remark_names_another_precision(values, tmp_path, monkeypatch):
     config = make_config({name: value for name, value in values.items() if name != "precision"})
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: False)
     first = run(config, tmp_path / "o")
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: True)
-    heard = Remarks()
-    assert run(config, tmp_path / "o", heard) == first, "a run keeps its precision, finished or not"
-    assert heard.texts == ["it was computed in fp32, and auto is bf16 here; --precision bf16 is another run"]
+    remarks_of_run = Remarks()
+    assert run(config, tmp_path / "o", remarks_of_run) == first, "a run keeps its precision, finished or not"
+    assert remarks_of_run.texts == ["it was computed in fp32, and auto is bf16 here; --precision bf16 is another run"]
 
 
-# records made before
+# older records
 
 
 def older(folder: Path, status: str = "finished") -> dict:
@@ -241,19 +241,19 @@ def older(folder: Path, status: str = "finished") -> dict:
     return record
 
 
-def test_an_older_record_is_compared_by_what_it_holds(values, images, tmp_path):
+def test_an_older_record_is_compared_by_its_fields(values, images, tmp_path):
     config = make_config(values)
     run(config, tmp_path / "o")
     record = older(tmp_path / "o")
     assert run(config, tmp_path / "o") == record
     invert(images / "train/class00/0.bmp")
-    assert run(config, tmp_path / "o") == record, "names and sizes are all that it knows"
+    assert run(config, tmp_path / "o") == record, "an older record has only names and sizes"
     (images / "train/class00/0.bmp").unlink()
     with pytest.raises(OneaError, match="other images"):
         run(config, tmp_path / "o")
 
 
-def test_an_option_that_came_later_does_not_make_another_run(values, tmp_path):
+def test_a_later_option_does_not_make_another_run(values, tmp_path):
     config = make_config(values | {"method": "one-a", "options": {"rank": 4, "epochs": 1, "min_epochs": 1}})
     run(config, tmp_path / "o")
     record = read_run(tmp_path / "o")
@@ -264,35 +264,35 @@ def test_an_option_that_came_later_does_not_make_another_run(values, tmp_path):
 
 
 def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
-    found = [path for path in find_record_files(ROOT / "docs/results") if path.parent.parent.name == "runs"]
-    assert len(found) > 100
-    for path in found:
+    paths = [path for path in find_record_files(ROOT / "docs/results") if path.parent.parent.name == "runs"]
+    assert len(paths) > 100
+    for path in paths:
         config = read_record_file(path)["config"]
         config = make_config(config | {"store": "exact" if config["store"] == "exact" else "auto"})
         assert path.parent.name == config.folder().name
 
 
-def mutations(record: dict, draw: random.Random):
+def mutations(record: dict, generator: random.Random):
     """The record with one part at a time, at any depth, removed or replaced."""
     places = [path for path in leaves(record) if path]
     tops = [path for path in places if len(path) <= 2 and isinstance(path[-1], str)]
-    for path in tops + draw.choices(places, k=100):
+    for path in tops + generator.choices(places, k=100):
         yield without(record, path)
         for other in (None, "x", -1, [], {}, [[{}]], 1e400):
             yield replaced(record, path, other)
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])
-def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
-    """Whatever was changed in it: it is shown, or refused, and never a traceback."""
+def test_error_message_for_a_damaged_record(status, values, tmp_path):
+    """Every changed record is shown or refused, without a traceback."""
     from onea.research.cli.run import print_summary
 
     config = make_config(values)
     record = run(config, tmp_path / "o") | {"status": status, "format": 1}  # which has no checksum
     file, refused, count = tmp_path / "o/record.json", 0, 0
-    draw = random.Random(12)
-    cases = list(mutations(record, draw))
-    for damaged in cases if status == "finished" else draw.sample(cases, 100):
+    generator = random.Random(12)
+    cases = list(mutations(record, generator))
+    for damaged in cases if status == "finished" else generator.sample(cases, 100):
         file.write_text(json.dumps(damaged))
         count += 1
         try:
@@ -302,13 +302,13 @@ def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
     assert count // 4 < refused < count, (refused, count)
 
 
-def test_the_committed_records_are_whole():
+def test_the_committed_records_are_valid():
     for path in find_record_files(ROOT / "docs/results"):
         assert read_run(path.parent) is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(values, tmp_path):
+def test_a_pipe_in_place_of_a_file_does_not_block(values, tmp_path):
     config, folder = make_config(values), tmp_path / "o"
     record = run(config, folder)
     unfinished(folder)
@@ -323,7 +323,7 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(values, tmp_path):
         run(config, folder)
 
 
-def test_what_a_kill_in_the_last_step_has_left_is_deleted(values, tmp_path):
+def test_leftovers_of_a_kill_in_the_last_step_are_deleted(values, tmp_path):
     config, folder = make_config(values), tmp_path / "o"
     record = run(config, folder)
     kept = {path.name for path in folder.iterdir()}
@@ -337,7 +337,7 @@ def test_what_a_kill_in_the_last_step_has_left_is_deleted(values, tmp_path):
 # grids
 
 
-def test_a_grid_neither_repeats_nor_shows_runs_of_other_images(values, images, tmp_path):
+def test_runs_of_changed_images_fail_in_a_grid_and_are_not_repeated(values, images, tmp_path):
     store = RecordStore(tmp_path / "store")
     configs = [make_config(values | {"seed": seed}) for seed in (1, 2)]
     run_grid(configs, store)
@@ -352,7 +352,7 @@ def test_a_grid_neither_repeats_nor_shows_runs_of_other_images(values, images, t
     assert {config.key(): store.find(config) for config in configs} == before, "nothing is lost"
 
 
-def test_a_grid_looks_at_its_images_once(values, images, tmp_path, monkeypatch):
+def test_a_grid_reads_its_images_once(values, images, tmp_path, monkeypatch):
     store = RecordStore(tmp_path / "store")
     configs = [make_config(values | {"seed": seed}) for seed in (1, 2, 3)]
     run_grid(configs, store)
@@ -363,7 +363,7 @@ def test_a_grid_looks_at_its_images_once(values, images, tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_table_leaves_out_what_was_made_of_other_images(images, weights, onea, monkeypatch):
+def test_a_table_omits_runs_of_changed_images(images, weights, onea, monkeypatch):
     shown: list[int] = []
 
     def write(_, records, __):
@@ -383,7 +383,7 @@ def test_a_table_leaves_out_what_was_made_of_other_images(images, weights, onea,
     assert len(messages) == 3
     assert all("the pixels of train have changed" in message for message in messages)
     assert onea(*words, "--render-only")[0] == 0
-    assert shown == [3, 0, 3], "rendering shows what is there"
+    assert shown == [3, 0, 3], "--render-only shows finished runs"
 
 
 # one process at a time
@@ -403,7 +403,7 @@ run(make_config(values), pathlib.Path(folder), Lines())
 """
 
 
-def test_a_second_process_is_told_who_is_at_the_run(tiny_run, tmp_path, onea):
+def test_a_second_process_gets_an_error_that_names_the_first(tiny_run, tmp_path, onea):
     slow = tiny_run["options"] | {"epochs": 3000, "min_epochs": 3000, "max_epochs": 3000}
     values = tiny_run | {"options": slow}
     command = [sys.executable, "-c", SLOW, json.dumps([values, str(tmp_path / "o")])]
@@ -422,7 +422,7 @@ def test_a_second_process_is_told_who_is_at_the_run(tiny_run, tmp_path, onea):
         finally:
             other.kill()
     quick = tiny_run | {"method": "simplecil", "options": {}}
-    assert run(make_config(quick), tmp_path / "o")["status"] == "finished", "its lock has died with it"
+    assert run(make_config(quick), tmp_path / "o")["status"] == "finished", "its lock ended with its process"
 
 
 def test_a_finished_run_needs_no_lock(values, tmp_path):
@@ -455,11 +455,11 @@ with folder_lock(pathlib.Path(sys.argv[1]), wait=True):
 """
 
 
-def test_a_waiter_goes_on_when_the_folder_it_waits_in_is_taken_away(tmp_path):
+def test_waiting_for_a_lock_survives_the_removal_of_its_folder(tmp_path):
     with folder_lock(tmp_path / "o"):
         command = [sys.executable, "-c", WAITER, str(tmp_path / "o")]
         waiter = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(2)  # long enough that it has come to the lock; if not, it finds none, which is as well
+        time.sleep(2)  # enough to reach the lock; without a lock the test passes as well
     out, err = waiter.communicate(timeout=60)
     assert (out, waiter.returncode) == ("in\n", 0), err
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs: resume after any kill, refuse another run's folder, repeat golden figures, stay small."""
+"""Whole runs: resume after any kill, refusal of other runs' folders, golden numbers, memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def uninterrupted(tmp_path_factory, tiny_vit, tiny_images):
 
 @pytest.fixture(scope="module")
 def killed(uninterrupted, shared_tiny_run, tmp_path_factory) -> dict[str, Path]:
-    """What a run has left in its folder, by the point at which it was killed."""
+    """The folder of a run, by the point at which it was killed."""
     uninterrupted(shared_tiny_run)  # first: it packs the images, whose files would count below
     folders = {point: tmp_path_factory.mktemp("killed") for point in KILL_POINTS}
     jobs = [json.dumps([shared_tiny_run, str(folders[point]), *where]) for point, where in KILL_POINTS.items()]
@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_repeated_and_threads_are_restored(tiny_run, tmp_p
     assert first["runtime"] == {"device": "cpu", "precision": "fp32", "threads": 1, "processes": 1, "compiled": False}
 
 
-def test_the_record_says_everything(tiny_run, tmp_path):
+def test_the_record_is_complete(tiny_run, tmp_path):
     record = run(make_config(tiny_run), tmp_path)
     assert record == read_record(tmp_path)
     assert record["status"] == "finished"
@@ -146,8 +146,8 @@ def test_the_record_says_everything(tiny_run, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_is_that_of_the_source_and_not_of_a_repository_around_it(tmp_path):
-    """Environments lie within the repositories of those who use them."""
+def test_the_commit_is_not_that_of_a_surrounding_repository(tmp_path):
+    """A virtual environment may be inside another repository."""
     source, installed = (tmp_path / place / "onea/research/runs" for place in ("src", ".venv/lib/site-packages"))
     for folder in (source, installed):
         folder.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_the_commit_is_that_of_the_source_and_not_of_a_repository_around_it(tmp_
     assert git_hash(installed) is None
 
 
-def test_another_runs_folder_is_refused_and_left_alone(tiny_run, tmp_path):
+def test_the_folder_of_another_run_is_refused_and_not_changed(tiny_run, tmp_path):
     run(make_config(tiny_run), tmp_path)
     before = (tmp_path / "record.json").read_bytes()
     with pytest.raises(OneaError, match=r"holds another run \(seed 1 instead of 2\)"):
@@ -166,7 +166,7 @@ def test_another_runs_folder_is_refused_and_left_alone(tiny_run, tmp_path):
     assert (tmp_path / "record.json").read_bytes() == before
 
 
-def test_images_that_changed_meanwhile_are_not_mixed_in(tiny_run, tiny_images, tmp_path):
+def test_a_run_is_not_resumed_on_changed_images(tiny_run, tiny_images, tmp_path):
     images = tmp_path / "images"
     shutil.copytree(tiny_images, images)
     values = tiny_run | {"data": f"folder:{images}"}
@@ -177,7 +177,7 @@ def test_images_that_changed_meanwhile_are_not_mixed_in(tiny_run, tiny_images, t
         run(make_config(values), tmp_path / "out")
 
 
-def test_a_damaged_checkpoint_is_one_sentence(tiny_run, tmp_path):
+def test_error_message_for_a_damaged_checkpoint(tiny_run, tmp_path):
     record = run(make_config(tiny_run), tmp_path)
     state = tmp_path / record["checkpoint"]["file"]
     state.write_bytes(state.read_bytes()[:-10])
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tiny_run, tmp_path):
         run(make_config(tiny_run), tmp_path)
 
 
-def test_nothing_is_written_when_the_loss_explodes(tiny_run, tmp_path):
+def test_nothing_is_written_if_the_loss_diverges(tiny_run, tmp_path):
     values = tiny_run | {"options": tiny_run["options"] | {"learning_rate": 1e30}}
     with pytest.raises(OneaError, match="task 1"):
         run(make_config(values), tmp_path / "out")
@@ -219,7 +219,7 @@ def test_no_space_left_is_one_sentence_and_keeps_the_older_checkpoint(tiny_run, 
     monkeypatch.undo()
 
 
-def test_results_do_not_depend_on_where_the_images_live(tiny_run, tmp_path):
+def test_results_do_not_depend_on_the_storage_of_images(tiny_run, tmp_path):
     records = [run(make_config(tiny_run | {"store": place}), tmp_path / place) for place in ("device", "host", "disk")]
     assert comparable_fields(records[0]) == comparable_fields(records[1]) == comparable_fields(records[2])
     exact = run(make_config(tiny_run | {"store": "exact"}), tmp_path / "exact")
@@ -238,33 +238,33 @@ def spoilt(tiny_run: dict[str, Any], tiny_images: Path, tmp_path: Path) -> tuple
     return tiny_run | {"data": f"folder:{images}"}, bad
 
 
-def test_original_files_that_cannot_be_read_are_left_out_as_packed_ones_are(spoilt, tmp_path):
+def test_unreadable_original_files_are_skipped_like_packed_ones(spoilt, tmp_path):
     values, bad = spoilt
-    told = {}
+    data = {}
     for store in ("auto", "exact"):
         record = run(make_config(values | {"store": store, "on_bad": "skip"}), tmp_path / store)
         assert record["status"] == "finished"
-        told[store] = {name: record["data"][name] for name in ("skipped", "train_images", "test_images", "classes")}
-        told[store]["total"] = record["total"]
-    assert told["exact"] == told["auto"]
-    assert [line.partition(": ")[0] for line in told["exact"]["skipped"]] == [str(file) for file in bad]
+        data[store] = {name: record["data"][name] for name in ("skipped", "train_images", "test_images", "classes")}
+        data[store]["total"] = record["total"]
+    assert data["exact"] == data["auto"]
+    assert [line.partition(": ")[0] for line in data["exact"]["skipped"]] == [str(file) for file in bad]
 
 
-def test_original_files_that_cannot_be_read_are_refused_as_packed_ones_are(spoilt, tmp_path):
+def test_unreadable_original_files_are_refused_like_packed_ones(spoilt, tmp_path):
     values, bad = spoilt
 
-    def refusal(store: str, on_bad: str) -> str:
+    def error_of(store: str, on_bad: str) -> str:
         with pytest.raises(OneaError) as caught:
             run(make_config(values | {"store": store, "on_bad": on_bad}), tmp_path / "run")
         assert not (tmp_path / "run").exists()
         return str(caught.value)
 
-    assert refusal("exact", "fail") == refusal("auto", "fail")
-    assert f"cannot be read ({bad[0]}: " in refusal("exact", "fail")
+    assert error_of("exact", "fail") == error_of("auto", "fail")
+    assert f"cannot be read ({bad[0]}: " in error_of("exact", "fail")
     for file in bad[1].parent.iterdir():
         file.write_bytes(bad[1].read_bytes())
-    assert refusal("exact", "skip") == refusal("auto", "skip")
-    assert "No image of class 'class02' can be read" in refusal("exact", "skip")
+    assert error_of("exact", "skip") == error_of("auto", "skip")
+    assert "No image of class 'class02' can be read" in error_of("exact", "skip")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_other_settings_run_to_the_end(change, tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize("tasks", [0, -3])
-def test_no_tasks_is_a_mistake(tasks, tiny_run):
+def test_zero_tasks_are_refused(tasks, tiny_run):
     with pytest.raises(OneaError, match=f"tasks is {tasks}; there must be at least 1"):
         make_config(tiny_run | {"sizes": None, "tasks": tasks})
 
@@ -300,8 +300,8 @@ def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
             run(make_config(tiny_run | wrong), tmp_path / "wrong")
 
 
-def test_a_run_that_began_before_an_option_existed_is_continued(tiny_run, tmp_path):
-    """It ran with the default of what it could not know."""
+def test_a_run_from_before_an_option_existed_is_resumed(tiny_run, tmp_path):
+    """It has the default of the new option."""
     config = make_config(tiny_run)
     whole = run(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -314,7 +314,7 @@ def test_a_run_that_began_before_an_option_existed_is_continued(tiny_run, tmp_pa
 
 
 class StopAfter(Progress):
-    """Ctrl-C after so many tasks."""
+    """Ctrl-C after this number of tasks."""
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
@@ -325,7 +325,7 @@ class StopAfter(Progress):
 
 
 def test_golden_record(tiny_run, tmp_path, request):
-    """A change of these figures is a change of results: if intended, `pytest --write-golden` and a changelog line.
+    """A change of these numbers is a change of results: if intended, `pytest --write-golden` and a changelog line.
 
     Another processor rounds otherwise. Among plain, AVX2 and AVX-512 kernels of PyTorch, oneDNN and MKL the figures
     differed by 2e-6 of themselves at most; fifty times that is allowed. No answer may hang on so little.
@@ -356,7 +356,7 @@ class Living(Progress):
     def __init__(self) -> None:
         self.bytes: list[int] = []
         gc.collect()
-        gc.freeze()  # what is there already is neither counted nor looked through
+        gc.freeze()  # existing objects are neither counted nor visited
 
     def end_task(self, task: int, accuracy: float) -> None:
         gc.collect()
@@ -379,8 +379,8 @@ def test_memory_and_state_do_not_grow_with_the_number_of_tasks(tiny_run, tmp_pat
     assert states[0] == states[1]
     assert many[-1] == few[-1]
     prototype, count = 64 * 4, 8
-    per_class = 2 * prototype + count  # as it is kept, and of length one to answer with
-    assert [after - before for before, after in pairwise(many[1:])] == [per_class] * 28, "nothing else is kept"
+    per_class = 2 * prototype + count  # as stored, and normalised for predictions
+    assert [after - before for before, after in pairwise(many[1:])] == [per_class] * 28, "nothing else is stored"
 
 
 MEMORY = """
@@ -395,7 +395,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 @pytest.mark.slow
 def test_the_process_does_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
-    """Its peak is the least of three runs: whatever else a machine does can only add to it."""
+    """The smallest peak of three runs, because other processes can only increase it."""
     images = tmp_path / "images"
     write_tiny_images(images, classes=30, train=4, test=2)
     peaks = []
@@ -407,7 +407,7 @@ def test_the_process_does_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
     assert min(peaks[3:]) < 1.03 * min(peaks[:3])
 
 
-def test_yaml_is_the_same_options_and_typos_are_named(tmp_path):
+def test_yaml_has_the_same_options_and_errors_name_typos(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("method: one-a\ndata: glyphs-mini\ntasks: 5\nkappa: 5\nsizes: [3, 1]\n")
     config = make_config(read_yaml(path))
@@ -433,7 +433,7 @@ def test_yaml_is_the_same_options_and_typos_are_named(tmp_path):
         ({"method": "onea"}, "did you mean 'one-a'"),
     ],
 )
-def test_wrong_values_are_named(wrong, words):
+def test_error_messages_name_wrong_values(wrong, words):
     with pytest.raises(OneaError, match=words):
         make_config(wrong)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trackers: what TensorBoard gets is what the record says, and a tracker never costs a run."""
+"""Trackers: TensorBoard logs the values of the record, and a failing tracker stops no run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arguments(tiny_run) -> list[str]:
     return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def test_tensorboard_gets_what_the_record_says(tiny_run, tmp_path, monkeypatch, capsys):
+def test_tensorboard_logs_the_values_of_the_record(tiny_run, tmp_path, monkeypatch, capsys):
     command = ["onea", "run", "one-a", "--out", str(tmp_path / "mine"), "--track", "tensorboard"]
     monkeypatch.setattr(sys, "argv", [*command, "--track-to", str(tmp_path / "logs"), *arguments(tiny_run)])
     with pytest.raises(SystemExit) as stop:
@@ -40,22 +40,22 @@ def test_tensorboard_gets_what_the_record_says(tiny_run, tmp_path, monkeypatch, 
     record = read_record(tmp_path / "mine")
     assert not (tmp_path / "mine" / "tracking").exists()
     assert record["config"] == make_config(tiny_run).identity(), "tracking is no part of a run"
-    found = curves(tmp_path / "logs" / "mine")
+    logged = curves(tmp_path / "logs" / "mine")
     losses = [loss for task in record["tasks"] for loss in task["losses"]]
-    assert [value for _, value in found["train/loss"]] == pytest.approx(losses, rel=1e-5)
-    assert [value for _, value in found["test/A_T"]] == pytest.approx(record["metrics"]["A"])
-    assert found["test/mean_A"][-1][1] == pytest.approx(record["metrics"]["mean_A"])
-    assert found["test/F"][-1][1] == pytest.approx(record["metrics"]["F"])
-    assert len(found["test/F"]) == 2, "there is no forgetting after the first task"
-    assert [value for _, value in found["time/learn_s"]] == pytest.approx(record["timings"]["learn_s"])
-    assert [value for _, value in found["stream/classes"]] == [3, 4, 6]
-    steps = sorted(step for curve in ("train/loss", "test/A_T") for step, _ in found[curve])
+    assert [value for _, value in logged["train/loss"]] == pytest.approx(losses, rel=1e-5)
+    assert [value for _, value in logged["test/A_T"]] == pytest.approx(record["metrics"]["A"])
+    assert logged["test/mean_A"][-1][1] == pytest.approx(record["metrics"]["mean_A"])
+    assert logged["test/F"][-1][1] == pytest.approx(record["metrics"]["F"])
+    assert len(logged["test/F"]) == 2, "there is no forgetting after the first task"
+    assert [value for _, value in logged["time/learn_s"]] == pytest.approx(record["timings"]["learn_s"])
+    assert [value for _, value in logged["stream/classes"]] == [3, 4, 6]
+    steps = sorted(step for curve in ("train/loss", "test/A_T") for step, _ in logged[curve])
     assert steps == list(range(1, len(losses) + 4)), "one axis, each step once"
     (noted,) = (tmp_path / "logs" / "mine").glob("*/hparams.yml")
     assert "options.rank: 4" in noted.read_text()
 
 
-def test_a_resumed_run_goes_on_where_its_curves_end_and_a_finished_one_logs_nothing(tiny_run, tmp_path):
+def test_a_resumed_run_continues_its_curves_and_a_finished_one_logs_nothing(tiny_run, tmp_path):
     class Stop(Tracking):
         def end_task(self, task, accuracy):
             super().end_task(task, accuracy)
@@ -67,16 +67,16 @@ def test_a_resumed_run_goes_on_where_its_curves_end_and_a_finished_one_logs_noth
     for _ in range(2):
         with Tracking(["tensorboard"], folder) as tracking:
             record = run(config, folder, tracking)
-    found = curves(folder / "tracking" / "run")
-    assert [value for _, value in found["test/A_T"]] == pytest.approx(record["metrics"]["A"])
-    assert [value for _, value in found["train/loss"]] == pytest.approx(
+    logged = curves(folder / "tracking" / "run")
+    assert [value for _, value in logged["test/A_T"]] == pytest.approx(record["metrics"]["A"])
+    assert [value for _, value in logged["train/loss"]] == pytest.approx(
         [x for t in record["tasks"] for x in t["losses"]], rel=1e-5
     )
     whole = run(config, tmp_path / "whole")
     assert comparable_fields(record) == comparable_fields(whole), "nor does tracking change a result"
 
 
-def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tiny_run, tmp_path, capsys):
+def test_a_failing_tracker_is_dropped_and_the_run_continues(tiny_run, tmp_path, capsys):
     with Tracking(["tensorboard"], tmp_path / "run") as tracking:
 
         def fail(*_, **__):
@@ -90,13 +90,13 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tiny_run, tmp_path
 
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_run(tmp_path, monkeypatch):
-    from accelerate import tracking as theirs
+    from accelerate import tracking as tracking
 
     with pytest.raises(OneaError, match="There is no tracker 'tensorbord'; did you mean 'tensorboard'"):
         Tracking(["tensorbord"], tmp_path)
     assert check_trackers(["tensorboard", "tensorboard"]) == ["tensorboard"]
     assert "tensorboard" in check_trackers(["all"])
-    monkeypatch.setattr(theirs, "get_available_trackers", list)
+    monkeypatch.setattr(tracking, "get_available_trackers", list)
     with pytest.raises(OneaError, match=r"install it with: .* -m pip install 'tensorboard>="):
         Tracking(["tensorboard"], tmp_path)
     with pytest.raises(OneaError, match="'wandb' is not installed; install it with: pip install wandb"):
