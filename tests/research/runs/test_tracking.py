@@ -90,7 +90,7 @@ def test_a_failing_tracker_is_dropped_and_the_run_continues(tiny_run, tmp_path, 
 
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_run(tmp_path, monkeypatch):
-    from accelerate import tracking as tracking
+    from accelerate import tracking
 
     with pytest.raises(OneaError, match="There is no tracker 'tensorbord'; did you mean 'tensorboard'"):
         Tracking(["tensorbord"], tmp_path)
