@@ -39,7 +39,7 @@ def packages_of(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_loads_only_what_any_help_needs():
+def test_help_imports_no_heavy_package():
     plain = packages_of("import typer; app = typer.Typer(); app.command()(lambda: None); app(['--help'])")
     assert "typer" in plain
     ours = packages_of("sys.argv = ['onea', '--help']; from onea.cli import main; main()")
@@ -80,7 +80,7 @@ def test_run_prints_a_table_and_resumes(onea, arguments):
     assert "nothing was run" in again[1]
 
 
-def test_the_default_folder_belongs_to_the_configuration(onea, arguments):
+def test_the_default_folder_is_that_of_the_configuration(onea, arguments):
     onea("run", "simplecil", *[a for a in arguments if a.split("=")[0] in ("--data", "--backbone", "--sizes")])
     folders = list(Path("runs").iterdir())
     assert len(folders) == 1
@@ -92,7 +92,7 @@ def test_methods_are_listed_with_their_options(onea):
     assert "--kappa" in onea("methods", "one-a")[1]
 
 
-def test_stream_prints_the_sizes_first_and_draws_three_figures_when_asked(onea):
+def test_stream_prints_the_sizes_first_and_draws_three_figures_with_out(onea):
     words = ["stream", "--classes", "100", "--tasks", "10", "--gamma", "0.01", "--seed", "1"]
     code, out, _ = onea(*words)
     assert code == 0
@@ -134,7 +134,7 @@ def test_version(onea):
         (["stream", "--classes", "5", "--tasks", "9"], "tasks"),
     ],
 )
-def test_a_mistake_is_one_sentence_exit_2_and_nothing_written(wrong, words, onea, tmp_path):
+def test_an_invalid_option_gets_one_sentence_and_writes_nothing(wrong, words, onea, tmp_path):
     code, _, err = onea(*wrong)
     assert code == 2
     assert words in err
@@ -184,7 +184,7 @@ def test_natural_tasks_from_folders(onea, folder, tiny_vit, tmp_path_factory):
     assert [task["name"] for task in record["tasks"]] == ["monday", "tuesday"]
 
 
-def test_a_corrupt_image_is_named_or_skipped_as_asked(onea, folder, tiny_vit):
+def test_a_corrupt_image_is_named_or_skipped(onea, folder, tiny_vit):
     bad = folder / "train" / "class00" / "0.png"
     bad.write_bytes(bad.read_bytes()[:60])
     assert "class00/0.png" in fails(onea, folder, tiny_vit)
@@ -199,7 +199,7 @@ def test_a_corrupt_image_is_named_or_skipped_as_asked(onea, folder, tiny_vit):
     assert "2 unreadable images were skipped; see data.skipped in the record." in onea(*skip, "both")[1]
 
 
-def test_a_run_that_left_nothing_out_says_nothing_of_it(onea, folder, tiny_vit):
+def test_a_run_without_skipped_images_does_not_mention_them(onea, folder, tiny_vit):
     _, out, _ = onea("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--on-bad", "skip")
     assert "record:" in out
     assert "left out" not in out
@@ -218,7 +218,7 @@ def test_a_truncated_backbone(onea, folder, tiny_vit, tmp_path_factory):
     assert "damaged" in fails(onea, folder, str(cut))
 
 
-def test_an_exploding_loss(onea, arguments):
+def test_a_diverging_loss(onea, arguments):
     code, _, err = onea("run", "one-a", *arguments, "--learning-rate", "1e30", "--out", "o")
     assert code == 2
     assert "task 1" in err
@@ -226,7 +226,7 @@ def test_an_exploding_loss(onea, arguments):
 
 
 @pytest.mark.parametrize("text", ["5: x\n", "options: 5\n", "tasks: .inf\n", "- a\n", "seed: 1\nseed: 2\n", "out: o\n"])
-def test_a_config_file_that_makes_no_sense(text, onea, tmp_path):
+def test_an_invalid_config_file(text, onea, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
     code, _, err = onea("run", "one-a", "--config", "run.yaml")
     assert code == 2
@@ -246,7 +246,7 @@ def test_a_config_file_that_is_not_text(onea, tmp_path):
     assert onea("run", "one-a", "--config", "run.yaml")[0] == 2
 
 
-def test_ctrl_c_says_that_finished_tasks_are_kept(arguments, tmp_path):
+def test_ctrl_c_prints_that_finished_tasks_are_kept(arguments, tmp_path):
     command = [sys.executable, "-m", "onea", "run", "one-a", *arguments, "--out", str(tmp_path / "o")]
     # The first task trains nothing, the second longer than anybody waits.
     slow = ["--sizes=1,3,2", "--single-class=skip", "--epochs=3000", "--max-epochs=3000"]
@@ -262,7 +262,7 @@ def test_ctrl_c_says_that_finished_tasks_are_kept(arguments, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["run", "one-a"], ["demo"], ["paper", "table3"]])
-def test_the_folder_of_a_model_is_not_taken_for_runs(command, onea, shop):
+def test_runs_refuse_the_folder_of_a_model(command, onea, shop):
     before = folder_hash(shop)
     code, _, err = onea(*command, "--out", str(shop))
     assert code == 2
@@ -270,7 +270,7 @@ def test_the_folder_of_a_model_is_not_taken_for_runs(command, onea, shop):
     assert folder_hash(shop) == before
 
 
-def test_the_folder_of_a_run_is_not_taken_for_a_model(onea, arguments, tiny_images):
+def test_models_refuse_the_folder_of_a_run(onea, arguments, tiny_images):
     assert onea("run", "one-a", *arguments, "--out", "a")[0] == 0
     before = folder_hash(Path("a"))
     code, _, err = onea("teach", "a", str(tiny_images / "train"))
@@ -279,14 +279,14 @@ def test_the_folder_of_a_run_is_not_taken_for_a_model(onea, arguments, tiny_imag
     assert folder_hash(Path("a")) == before
 
 
-def test_another_runs_folder(onea, arguments):
+def test_the_folder_of_another_run(onea, arguments):
     assert onea("run", "one-a", *arguments, "--out", "o")[0] == 0
     code, _, err = onea("run", "one-a", *arguments, "--out", "o", "--seed", "5")
     assert code == 2
     assert "another run (seed 1 instead of 5)" in err
 
 
-def test_an_interrupted_merge_says_that_nothing_was_written(onea, monkeypatch):
+def test_an_interrupted_merge_prints_that_there_is_no_result(onea, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
@@ -295,7 +295,7 @@ def test_an_interrupted_merge_says_that_nothing_was_written(onea, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
-def test_no_space_for_what_is_printed_is_one_sentence():
+def test_error_message_for_a_full_disk_at_stdout():
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "onea", "methods"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
@@ -303,7 +303,7 @@ def test_no_space_for_what_is_printed_is_one_sentence():
     assert done.stderr.count("\n") == 1
 
 
-def test_stopped_before_it_has_begun_it_says_nothing(monkeypatch, capsys):
+def test_ctrl_c_before_the_start_prints_nothing(monkeypatch, capsys):
     """Loading the commands takes a moment, in which Ctrl-C showed where."""
 
     class Stopped(types.ModuleType):

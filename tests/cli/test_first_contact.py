@@ -113,7 +113,7 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
     assert json.loads(onea("classes", "shop.onea", "--json")[1])["count"] == 3
 
 
-def test_the_defaults_of_a_method_are_those_that_would_run(onea):
+def test_listed_defaults_of_a_method_are_those_of_a_run(onea):
     from onea.research.data.sources import load_dataset
     from onea.research.runs.config import make_config
     from onea.research.runs.setup import options_of

@@ -245,7 +245,7 @@ def test_a_backbone_file_that_cannot_be_read(tiny_vit, tmp_path):
         aliases(12, "{x: 1}", "{{<<: [{}]}}", "options"),
     ],
 )
-def test_a_config_file_that_nobody_means(text, onea, tmp_path):
+def test_malicious_config_files(text, onea, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
     code, _, err = onea("run", "--config", "run.yaml", "--data", "folder:missing")
     assert code == 2
@@ -255,12 +255,12 @@ def test_a_config_file_that_nobody_means(text, onea, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
-def test_a_config_file_without_an_end():
+def test_an_endless_config_file():
     with pytest.raises(OneaError, match="more than a megabyte"):
         read_yaml(Path("/dev/zero"))
 
 
-def test_sizes_are_read_or_refused_at_once():
+def test_sizes_are_read_or_refused_quickly():
     assert parse_sizes("3,1,2") == (3, 1, 2)
     assert sum(parse_sizes(",".join(["1000"] * 1000))) == MAX_CLASSES
     for text in (str(MAX_CLASSES + 1), "9" * 25, "1," + "9" * 4000, "9" * 5000, "-" + "9" * 25):
@@ -269,7 +269,7 @@ def test_sizes_are_read_or_refused_at_once():
 
 
 @pytest.mark.parametrize("threads", [-1, 10**25, 2**31, 100_000])
-def test_threads_are_refused_wherever_they_come_from(threads):
+def test_impossible_threads_are_refused_everywhere(threads):
     with pytest.raises(OneaError, match="threads is"):
         make_runtime("cpu", "fp32", threads)
     with pytest.raises(OneaError, match="threads is"):
@@ -277,7 +277,7 @@ def test_threads_are_refused_wherever_they_come_from(threads):
 
 
 @needs_unicode
-def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
+def test_the_default_folder_of_a_run_is_a_valid_name(tmp_path):
     for name in ("é" * 120, "a" * 250, "b" * 10):
         folder = make_config({"data": f"folder:{tmp_path / name}"}).folder()
         (tmp_path / folder).mkdir(parents=True)
@@ -294,7 +294,7 @@ def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
     ],
 )
-def test_too_little_memory_is_one_sentence(error, onea, monkeypatch):
+def test_error_message_without_memory(error, onea, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 

@@ -84,8 +84,8 @@ def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | 
         return Result(job, Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
 
 
-def training_key(config: RunConfig) -> str | None:
-    """A key that is equal for runs that train the same adapters; None where a method does not merge adapters.
+def _training_key(config: RunConfig) -> str:
+    """A key that is equal for runs that train the same adapters, and unique for methods that do not merge adapters.
 
     It is the configuration without the method and the options of its merge. Methods with different presets may have
     equal keys and different trainings; the adapter cache compares all options.
@@ -95,17 +95,17 @@ def training_key(config: RunConfig) -> str | None:
     from onea.research.methods.adapter_merging import AdapterMerging
 
     if not issubclass(method_class(config.method), AdapterMerging):
-        return None
+        return config.key()
     names = {item.name for item in dataclasses.fields(AdapterTraining)}
     options = {name: value for name, value in config.options.items() if name in names}
     return json.dumps(dataclasses.asdict(config) | {"method": None, "options": options}, sort_keys=True)
 
 
 def first_of_each_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The runs that train where adapters are shared: the first one of each training."""
+    """The runs that train if adapters are shared."""
     firsts: dict[str, RunConfig] = {}
     for config in configs:
-        firsts.setdefault(training_key(config) or config.key(), config)
+        firsts.setdefault(_training_key(config), config)
     return list(firsts.values())
 
 
@@ -113,7 +113,7 @@ def group_by_training(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
     """The jobs in groups with the same training."""
     groups: dict[str, list[RunJob]] = {}
     for job in jobs:
-        groups.setdefault(training_key(job.config) or job.config.key(), []).append(job)
+        groups.setdefault(_training_key(job.config), []).append(job)
     return list(groups.values())
 
 
