@@ -305,7 +305,7 @@ def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
     files = class_folders(tiny_images / "test")["class00"]
     split, cache = Split(labels=np.zeros(len(files), dtype=np.int64), files=tuple(files)), tmp_path / "cache"
     shape = stored_shape([split], 28, cache)
-    right = np.array(pack(split, 28, cache=cache, on_bad="fail", shape=shape).pixels)
+    right = np.array(pack(split, shape, cache=cache, on_bad="fail").pixels)
     whole = shutil.copytree(cache, tmp_path / "whole")
     for number in trials.numbers(count):
         with trials.trial(number) as draw:
@@ -313,11 +313,11 @@ def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
             value = json.loads(file.read_bytes())
             if draw.random() < 0.3:  # by somebody who means it, and might as well change the pixels
                 file.write_bytes(resealed(malformed.odd_value(value, draw)))
-                pack(split, 28, cache=cache, on_bad="fail", shape=shape)
+                pack(split, shape, cache=cache, on_bad="fail")
                 renew(cache, whole)
                 continue
             file.write_bytes(malformed.odd_json(value, draw))
-            assert np.array_equal(pack(split, 28, cache=cache, on_bad="fail", shape=shape).pixels, right)
+            assert np.array_equal(pack(split, shape, cache=cache, on_bad="fail").pixels, right)
             assert stored_shape([split], 28, cache) == shape or file.name.startswith("shape")
             assert max(stored_shape([split], 28, cache)) <= 56, "images are packed in that shape"
 
@@ -533,11 +533,11 @@ def test_a_state_that_is_not_of_this_run(prototypes, finished, tmp_path):
 @pytest.mark.parametrize("odd", ["0", "[" * 100_000])
 def test_an_index_that_is_no_list(odd, tiny_images, tmp_path):
     split = Split(labels=np.zeros(1, dtype=np.int64), files=(next((tiny_images / "test/class00").iterdir()),))
-    pack(split, 28, cache=tmp_path, on_bad="fail", shape=stored_shape([split], 28, tmp_path))
+    pack(split, stored_shape([split], 28, tmp_path), cache=tmp_path, on_bad="fail")
     for file in tmp_path.glob("*.json"):
         file.write_text(f'{{"rows": {odd}, "skipped": [], "shape": [], "sha256": ""}}')
     assert stored_shape([split], 28, tmp_path) == (32, 32)
-    assert pack(split, 28, cache=tmp_path, on_bad="fail", shape=(32, 32)).rows.tolist() == [0]
+    assert pack(split, (32, 32), cache=tmp_path, on_bad="fail").rows.tolist() == [0]
 
 
 def test_a_name_in_a_zip_that_breaks_the_line(shop):

@@ -110,9 +110,7 @@ def material_of(file: Path, stored_size: int, place: Path) -> Material:
     for path, start, stop in zip(files, offsets[:-1], offsets[1:], strict=True):
         path.write_bytes(blob[start:stop].tobytes())
     split = Split(labels, files)
-    pixels: npt.NDArray[np.uint8] = pack(
-        split, stored_size, cache=place, on_bad="fail", shape=stored_shape([split], stored_size)
-    ).pixels
+    pixels: npt.NDArray[np.uint8] = pack(split, stored_shape([split], stored_size), cache=place, on_bad="fail").pixels
     ready = place / file.name
     np.savez(ready, pixels=pixels, labels=labels, held=held)
     out = int(held.sum())

@@ -26,7 +26,11 @@ from onea.data.image_files import OnBad, map_threaded, sha256_of_files
 from onea.errors import OneaError
 from onea.files import cache_folder
 from onea.research.data import pack as pack_module
-from onea.research.data.pack import Packed, pack, stored_shape
+from onea.research.data.pack import Packed, stored_shape
+
+
+def pack(split: Split, size: int, shape: tuple[int, int] | None = None, **options: Any) -> Packed:
+    return pack_module.pack(split, shape or stored_shape([split], size), **options)
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -132,22 +132,20 @@ def _read_index(path: Path) -> dict[str, Any]:
 
 def pack(
     split: Split,
-    size: int,
+    shape: tuple[int, int],
     *,
     cache: Path,
     on_bad: OnBad,
-    shape: tuple[int, int] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Packed:
     """Decode the images of a split into one array, or map the cached array of the same files.
 
     Args:
         split: the images; pixels are returned unchanged, files are decoded.
-        size: side of the stored squares, unless ``shape`` is given.
+        shape: height and width from ``stored_shape``.
         cache: folder for ``packed-<key>.bin`` and ``.json``. The key covers the path, size and times of every file.
             Arrays of earlier states of the same files are deleted.
         on_bad: how to handle unreadable images.
-        shape: height and width from ``stored_shape`` over all splits; by default over this one.
         class_names: class names by label, for error messages.
 
     Raises:
@@ -157,7 +155,6 @@ def pack(
     if split.files is None:
         assert split.pixels is not None
         return Packed(split.pixels, np.arange(len(split), dtype=np.int64))
-    shape = shape or stored_shape([split], size)
     target = cache / f"packed-{_key(split.files, shape, on_bad, str(max_pixels()))}.bin"
     packed = _map(target, shape, len(split))
     if packed is None:

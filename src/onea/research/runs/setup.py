@@ -275,10 +275,7 @@ def _pack(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed
     """Training and test images, packed in one shape for a network of this input size."""
     size, splits, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), cache_folder()
     shape = stored_shape(splits, size, cache)
-    return [
-        pack(split, size, cache=cache, on_bad=config.on_bad, shape=shape, class_names=dataset.classes)
-        for split in splits
-    ]
+    return [pack(split, shape, cache=cache, on_bad=config.on_bad, class_names=dataset.classes) for split in splits]
 
 
 def _select_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tuple[ImageSubset, ImageSubset]:
