@@ -116,7 +116,7 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
 def test_listed_defaults_of_a_method_are_those_of_a_run(onea):
     from onea.research.data.sources import load_dataset
     from onea.research.runs.config import make_config
-    from onea.research.runs.setup import options_of
+    from onea.research.runs.setup import method_options
     from onea.schedules import DatasetSize
 
     def shown(*words: str) -> dict[str, str]:
@@ -131,7 +131,7 @@ def test_listed_defaults_of_a_method_are_those_of_a_run(onea):
         (["--data", "cifar100"], {"data": "cifar100"}, DatasetSize(50_000, 100, 10)),
         (["--preset", "paper/cub200", "--data", "cifar100"], {"preset": "paper/cub200"}, of_glyphs),
     ):
-        options = options_of(make_config({"method": "one-a"} | config), shape)
+        options = method_options(make_config({"method": "one-a"} | config), shape)
         told = shown(*words)
         assert told["--learning-rate"] == str(options.learning_rate)
         assert told["--batch-size"] == str(options.batch_size)

@@ -21,7 +21,7 @@ from onea.research.methods import METHODS, method_class
 from onea.research.methods.presets import Preset, preset_options
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.runner import run
-from onea.research.runs.setup import options_of, recorded_dataset_size
+from onea.research.runs.setup import method_options, recorded_dataset_size
 from onea.schedules import DatasetSize, training_defaults
 
 TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
@@ -89,10 +89,10 @@ def test_the_rule_is_monotone() -> None:
 
 def test_options_that_are_given_win_and_bounds_follow_epochs() -> None:
     config = make_config({"method": "ease", "epochs": 2, "learning_rate": 0.5})
-    options = options_of(config, CUB)
+    options = method_options(config, CUB)
     assert (options.epochs, options.min_epochs, options.max_epochs) == (2, 1, 3)
     assert (options.learning_rate, options.batch_size) == (0.5, 64)
-    bound = options_of(make_config({"method": "ease", "max_epochs": 9}), CUB)
+    bound = method_options(make_config({"method": "ease", "max_epochs": 9}), CUB)
     assert (bound.epochs, bound.max_epochs) == (20, 9)
 
 
@@ -108,7 +108,7 @@ def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> Non
     record = run(config, tmp_path / "r")
     images = sum(task["images"] for task in record["tasks"])
     assert record["data"]["task_images"] == images < record["data"]["train_images"]
-    assert dataclasses.asdict(options_of(config, recorded_dataset_size(record))) == record["options"]
+    assert dataclasses.asdict(method_options(config, recorded_dataset_size(record))) == record["options"]
     del record["data"]["task_images"]  # an older one
     assert recorded_dataset_size(record).images == record["data"]["train_images"]
 

@@ -357,8 +357,8 @@ def test_a_grid_reads_its_images_once(values, images, tmp_path, monkeypatch):
     configs = [make_config(values | {"seed": seed}) for seed in (1, 2, 3)]
     run_grid(configs, store)
     invert(images / "test/class01/1.bmp")
-    real, calls = InputChecker._changed_images.__globals__["dataset_of"], []
-    monkeypatch.setattr("onea.research.runs.reuse.dataset_of", lambda *a, **k: calls.append(a) or real(*a, **k))
+    real, calls = InputChecker._changed_images.__globals__["load_run_dataset"], []
+    monkeypatch.setattr("onea.research.runs.reuse.load_run_dataset", lambda *a, **k: calls.append(a) or real(*a, **k))
     assert len(run_grid(configs, store).failed) == 3
     assert len(calls) == 1
 

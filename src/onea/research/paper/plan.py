@@ -305,12 +305,12 @@ class Cost(NamedTuple):
 def estimate(config: RunConfig, counts: ImageCounts) -> Cost:
     """The cost of a run, from its stream, its epochs and the dataset's counts."""
     from onea.research.methods import method_class
-    from onea.research.runs.setup import dataset_size, images_per_task, options_of
+    from onea.research.runs.setup import dataset_size, images_per_task, method_options
 
     stream = stream_of(config, counts)
     images = images_per_task(config, stream, counts.train)
     kind = method_class(config.method)
-    options = options_of(config, dataset_size(config, stream, counts.train))
+    options = method_options(config, dataset_size(config, stream, counts.train))
     epochs = kind.epochs_per_task(options, stream.sizes)
     tested = accumulate(
         sum(counts.test[stream.class_order[p]] for p in stream.range_of(t)) for t in range(stream.tasks)

@@ -110,12 +110,12 @@ def _batches(method: Method, test: ImageSubset, class_ranges: Sequence[range], s
     """
     labels = test.labels[test.rows]
 
-    def rows_of(classes: range) -> Tensor:
+    def select_rows(classes: range) -> Tensor:
         return test.rows[(labels >= classes.start) & (labels < classes.stop)]
 
     if method.cacheable_modules():
-        return [batch for classes in class_ranges for batch in rows_of(classes).split(EVALUATION_BATCH)]
-    rows = rows_of(range(class_ranges[0].start, class_ranges[-1].stop))
+        return [batch for classes in class_ranges for batch in select_rows(classes).split(EVALUATION_BATCH)]
+    rows = select_rows(range(class_ranges[0].start, class_ranges[-1].stop))
     order = torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))
     return list(rows[order].split(EVALUATION_BATCH))
 

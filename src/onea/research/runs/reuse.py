@@ -15,7 +15,7 @@ from onea.options import with_defaults
 from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
-from onea.research.runs.setup import dataset_of, options_of, recorded_dataset_size, sha256_of_images
+from onea.research.runs.setup import load_run_dataset, method_options, recorded_dataset_size, sha256_of_images
 from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, weights_file_stamp
 
@@ -54,7 +54,7 @@ class InputChecker:
 
     def _changed_options(self, record: Record, config: RunConfig) -> str:
         """Options whose value differs; options that only one of the two has cannot be compared."""
-        options = options_of(config, recorded_dataset_size(record))
+        options = method_options(config, recorded_dataset_size(record))
         recorded, current = record["options"], dataclasses.asdict(options)
         return ", ".join(
             f"{name} {recorded[name]} instead of {current[name]}"
@@ -105,11 +105,11 @@ class InputChecker:
 
 def _load_dataset(config: RunConfig) -> Dataset:
     try:
-        return dataset_of(config, fetch=False)
+        return load_run_dataset(config, fetch=False)
     except MissingData:
         raise
     except OneaError:  # perhaps only the cache cannot be written; an error of the data is raised again
-        return dataset_of(config, fetch=False, cached=False)
+        return load_run_dataset(config, fetch=False, cached=False)
 
 
 def _stamp(record: Record, name: str) -> str | None:

@@ -105,10 +105,10 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     if kind.trains_network:
         kind.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is fetched
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
-    dataset = dataset_of(config)
+    dataset = load_run_dataset(config)
     stream = _stream(config, dataset)
-    shape = dataset_size(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
-    options = options_of(config, shape)
+    data_size = dataset_size(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
+    options = method_options(config, data_size)
     shared = {"adapter_cache": adapter_cache} if issubclass(kind, AdapterMerging) else {}
     method = kind(vit, options, runtime, StreamPlan(stream.classes, stream.tasks), **shared)
     preprocess = _preprocess(config, vit, dataset)
@@ -124,7 +124,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
             "fingerprint": dataset.fingerprint,
             "classes": [dataset.classes[index] for index in stream.class_order],
             "train_images": len(train.rows),
-            "task_images": shape.images,  # after a long tail
+            "task_images": data_size.images,  # after a long tail
             "test_images": len(test.rows),
             **stored,
         },
@@ -144,7 +144,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
-def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
+def load_run_dataset(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
     """The dataset of a run; by default it is downloaded where needed, and generated images are cached."""
     root = Path(config.root) if config.root else None
     return load_dataset(config.data, root=root, cache=cache_folder() if cached else None, fetch=fetch)
@@ -303,15 +303,15 @@ def sample_per_class(rows: Tensor, labels: Tensor, seed: int, purpose: str, coun
     row_labels = labels[rows]
     samples = []
     for position in row_labels.unique().tolist():
-        of_class = rows[row_labels == position]
-        order = torch.randperm(len(of_class), generator=seeds.generator(seed, position, purpose))
-        samples.append(of_class[order[: count(position, len(of_class))]])
+        class_rows = rows[row_labels == position]
+        order = torch.randperm(len(class_rows), generator=seeds.generator(seed, position, purpose))
+        samples.append(class_rows[order[: count(position, len(class_rows))]])
     return torch.cat(samples).sort().values
 
 
-def options_of(config: RunConfig, shape: DatasetSize) -> Any:
-    """The options of a run's method for data of this shape: its preset, updated by those of the configuration."""
-    preset = preset_options(config.method, config.preset, shape, config.options)
+def method_options(config: RunConfig, size: DatasetSize) -> Any:
+    """The options of a run's method for a dataset of this size: its preset, updated by those of the configuration."""
+    preset = preset_options(config.method, config.preset, size, config.options)
     return make_options(method_class(config.method).Options, preset | config.options)
 
 
@@ -324,14 +324,14 @@ def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) ->
         counts: training images of each class, in the dataset's order of classes.
     """
 
-    def images_of(position: int) -> int:
+    def class_images(position: int) -> int:
         count = counts[stream.class_order[position]]
         if config.holdout is not None:
             count -= max(1, round(config.holdout * count))
         limits = [limit for limit in (config.per_class, stream.samples and stream.samples[position]) if limit]
         return min(count, *limits) if limits else count
 
-    return [sum(images_of(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
+    return [sum(class_images(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
 
 
 def dataset_size(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DatasetSize:
@@ -340,6 +340,6 @@ def dataset_size(config: RunConfig, stream: Stream, counts: Sequence[int]) -> Da
 
 
 def recorded_dataset_size(record: Record) -> DatasetSize:
-    """The shape of the data of a record; earlier records lack ``task_images``."""
+    """The size of the dataset of a record; earlier records lack ``task_images``."""
     data, sizes = record["data"], record["stream"]["sizes"]
     return DatasetSize(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))
