@@ -81,7 +81,7 @@ def test_an_adapter_per_task_costs_each_image_one_pass_per_adapter(method, tiny_
 
 
 @pytest.mark.parametrize("method", FROZEN)
-def test_frozen_modules_need_one_pass_per_image_and_module(method, tiny_run):
+def test_frozen_modules_cost_one_pass_per_image_and_module(method, tiny_run):
     _, counts, seen = evaluations(tiny_run, method, None)
     parts = 1 if method == "simplecil" else 2
     assert sum(counts) == parts * seen[-1]
