@@ -279,7 +279,12 @@ class ModelKilling(Killing):
 class RunKilling(Killing):
     """``onea run`` of three tasks: from the beginning, after the first of them, and when all is done."""
 
-    modules = ("onea.research.runs.runner", "onea.research.cli.run", "onea.cli.display", "onea.research.methods.one_a")
+    modules = (
+        "onea.research.runs.runner",
+        "onea.research.cli.run",
+        "onea.research.cli.display",
+        "onea.research.methods.one_a",
+    )
     name = "run"
 
     def run(self) -> None:
@@ -415,6 +420,7 @@ def kill_at_every_event(
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for the other modules of support
     case, backbone, images, place, step = sys.argv[1:]
     kind = KINDS.get(case.split()[-1], ModelKilling)
     print(json.dumps(kind(case, backbone, Path(images), Path(place)).all(int(step))))
