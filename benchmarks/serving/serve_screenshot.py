@@ -149,7 +149,7 @@ def take(address: str, out: Path, files: Path) -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
         page.goto(address)
-        page.set_input_files("#ask-files", asked)
+        page.set_input_files("#predict-files", asked)
         page.wait_for_selector("#answers li")
         page.fill("#teach-class", "plum")
         page.set_input_files("#teach-files", more)

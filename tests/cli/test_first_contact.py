@@ -100,7 +100,7 @@ def test_without_a_place_for_it_there_is_no_picture_and_no_error(onea, shop, tin
 def test_two_classes_can_become_one(onea, shop, tiny_images):
     code, _, err = onea("rename", "shop.onea", "class00", "class01")
     assert code == 2
-    assert "choose another name for 'class00', or set --merge to make them one." in err
+    assert "choose another name for 'class00', or merge them by --merge." in err
     code, out, _ = onea("rename", "shop.onea", "class00", "class01", "--merge")
     assert code == 0
     assert "shop.onea now has 2 classes (version 2)" in out

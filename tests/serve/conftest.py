@@ -62,7 +62,7 @@ def open_page(browser: Any, shop: Path) -> Iterator[Callable[..., Any]]:
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("request", lambda request: asked.add(request.url.split("/", 3)[2]))
             page.goto(address)
-            page.get_by_text("Knows 4 classes").wait_for()
+            page.get_by_text("4 classes · version").wait_for()
             pages.append(page)
             return page
 

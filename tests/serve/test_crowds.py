@@ -363,7 +363,7 @@ def test_one_client_cannot_take_all_places(shop, gate):
     app = create_app(service)
     with TestClient(app, "http://localhost", client=("10.0.0.1", 1)) as client, ThreadPoolExecutor(2) as pool:
         first = [pool.submit(client.post, "/predict", content=LARGE, headers=IMAGE) for _ in range(2)]
-        wait_for(lambda: app.state.active() == 2 and gate.held)
+        wait_for(lambda: app.state.metrics.active == 2 and gate.held)
         wait_for(lambda: client.get("/classes").status_code == 503)
         other = TestClient(app, "http://localhost", client=("10.0.0.2", 1))
         assert other.get("/classes").status_code == 200

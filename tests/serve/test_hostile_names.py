@@ -42,15 +42,17 @@ def test_hostile_class_names_by_the_page(open_page, tiny_images):
         page.locator("#classes").get_by_role("button", name=f"class0{n}").click()
         page.get_by_label(f"New name for “class0{n}”").fill(name)
         page.get_by_role("button", name="Rename", exact=True).click()
-        page.get_by_text(f"is called “{name}” now").wait_for()
+        page.get_by_text(f"to “{name}”. The model").wait_for()
     page.get_by_label("Class name").fill(MARKUP)
-    page.get_by_text("Known already from 6 photos").wait_for()
-    page.get_by_label("Photos of it").set_input_files(sent(["a.png", "b.png"], photos(tiny_images, 0, "test")[:2]))
+    page.get_by_text("This class has 6 photos").wait_for()
+    page.get_by_label("Photos of the class").set_input_files(
+        sent(["a.png", "b.png"], photos(tiny_images, 0, "test")[:2])
+    )
     page.get_by_role("button", name="Add another class").click()
-    assert page.locator("#lined b").inner_text() == MARKUP
+    assert page.locator("#queue b").inner_text() == MARKUP
     page.get_by_role("button", name="Teach", exact=True).click()
     page.get_by_text(f"Learned “{MARKUP}” from 2 photos").wait_for()
-    page.locator("#ask-files").set_input_files(sent("123", photos(tiny_images, 0, "test")))
+    page.locator("#predict-files").set_input_files(sent("123", photos(tiny_images, 0, "test")))
     page.locator("#answers > li").nth(2).wait_for()
     page.get_by_text("As a table").click()
     page.get_by_role("button", name="Undo the last update").click()
@@ -71,7 +73,7 @@ def test_hostile_class_names_by_the_api(open_page, tiny_images):
     page.locator("#classes li").nth(3).wait_for()
     listed = [text.removesuffix("6") for text in page.locator("#classes li").all_inner_texts()]
     assert sorted(listed) == sorted(ALLOWED)
-    page.locator("#ask-files").set_input_files(sent("123", photos(tiny_images, 1, "test")))
+    page.locator("#predict-files").set_input_files(sent("123", photos(tiny_images, 1, "test")))
     page.locator("#answers > li").nth(2).wait_for()
     assert set(page.locator("#answers .likely span").all_inner_texts()) & set(ALLOWED)
     page.get_by_text("As a table").click()
@@ -87,18 +89,18 @@ def test_hostile_file_names(open_page, tiny_images, width):
     names = [f"{name}.png" for name in (MARKUP, script, ADDRESS, EMOJI, TURNED, LINES, LONGEST)]
     shown = [name.replace("\u202e", r"\u202e").replace("\n", r"\u000a") for name in names]
     contents = [*photos(tiny_images, 0, "test"), *photos(tiny_images, 1, "test"), b"broken"]
-    page.locator("#ask-files").set_input_files(sent(names, contents))
+    page.locator("#predict-files").set_input_files(sent(names, contents))
     page.locator("#answers > li").nth(6).wait_for()
     assert page.locator("#answers figcaption").all_inner_texts() == shown
-    assert page.locator("#ask-status").inner_text().startswith(f"{MARKUP}.png: ")
+    assert page.locator("#predict-status").inner_text().startswith(f"{MARKUP}.png: ")
 
     page.get_by_label("Class name").fill("plum")
-    page.get_by_label("Photos of it").set_input_files(sent(names, contents))
+    page.get_by_label("Photos of the class").set_input_files(sent(names, contents))
     assert page.get_by_role("button", name=f"Remove {shown[4]}", exact=True).count() == 1
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Teach", exact=True).click()
     page.get_by_text("Learned “plum” from 6 photos").wait_for()
-    page.get_by_text("Left out, as it cannot be read").wait_for()
+    page.get_by_text("Left out, unreadable").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not executed(page)
 
@@ -106,10 +108,10 @@ def test_hostile_file_names(open_page, tiny_images, width):
 def test_a_zip_with_a_hostile_name_is_taught(open_page, tiny_images):
     page = open_page(390)
     name = f"{TURNED} {MARKUP}.zip"
-    page.get_by_label("Photos of it").set_input_files(
+    page.get_by_label("Photos of the class").set_input_files(
         {"name": name, "mimeType": "application/zip", "buffer": class_zip(tiny_images, 4)}
     )
-    assert page.locator("#lined b").inner_text() == name.replace("\u202e", r"\u202e")
+    assert page.locator("#queue b").inner_text() == name.replace("\u202e", r"\u202e")
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Teach", exact=True).click()
     page.get_by_text("from 6 photos in").wait_for()
@@ -128,7 +130,7 @@ def test_file_names_by_the_api(open_page, tiny_images):
         report = job_end(client, begun)
     assert report["status"] == "done", report
     page.reload()
-    page.get_by_text("Knows 5 classes").wait_for()
+    page.get_by_text("5 classes · version").wait_for()
     page.get_by_text("As a table").click()
     assert page.get_by_role("cell", name=SCRIPT, exact=True).count() == 1
     assert page.locator("#classes li", has_text=MARKUP).count() == 1

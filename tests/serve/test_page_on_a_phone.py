@@ -24,7 +24,7 @@ def in_view(page, selector):
 
 
 def ask(page, folder, contents):
-    page.locator("#ask-files").set_input_files(saved(folder, contents))
+    page.locator("#predict-files").set_input_files(saved(folder, contents))
     page.locator("#answers > li").nth(len(contents) - 1).wait_for()
 
 
@@ -34,8 +34,8 @@ def test_each_answer_has_the_name_of_its_file(open_page, tiny_images, tmp_path):
     ask(page, tmp_path / "ask", [good[0], b"broken", good[1]])
     assert page.locator("#answers figcaption").all_inner_texts() == ["0.png", "1.png", "2.png"]
     assert page.locator("#answers > li.bad figcaption").inner_text() == "1.png"
-    assert page.locator("#ask-status").inner_text().count(".png: ") == 3
-    page.locator("#ask-files").set_input_files(
+    assert page.locator("#predict-status").inner_text().count(".png: ") == 3
+    page.locator("#predict-files").set_input_files(
         {"name": 250 * "w" + ".png", "mimeType": "image/png", "buffer": good[0]},
     )
     page.locator("#answers figcaption", has_text="www").wait_for()
@@ -47,7 +47,7 @@ def test_on_a_phone_every_part_is_one_step_away(open_page, tiny_images, tmp_path
     page = open_page(390)
     ask(page, tmp_path / "ask", 2 * photos(tiny_images, 0, "test"))
     parts = page.get_by_role("navigation", name="Parts of this page")
-    assert parts.get_by_role("link").all_inner_texts() == ["Ask", "Classes", "Teach", "History"]
+    assert parts.get_by_role("link").all_inner_texts() == ["Predict", "Classes", "Teach", "History"]
     for far in (False, True):
         page.evaluate(f"scrollTo(0, {'document.body.scrollHeight' if far else 0})")
         assert in_view(page, ".jump a[href='#teach']")
@@ -94,13 +94,13 @@ def test_after_a_correction_the_button_to_teach_it_is_in_view(open_page, tiny_im
     page = open_page(width)
     ask(page, tmp_path / "ask", 3 * photos(tiny_images, 1, "test"))
     page.get_by_role("button", name="his is …").last.click()
-    page.get_by_label("What 8.png shows").fill("class01")
-    page.get_by_role("button", name="Teach this").click()
-    page.get_by_text("Lined up as “class01”").wait_for()
-    assert in_view(page, "#teach-go")
+    page.get_by_label("Class of 8.png").fill("class01")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_text("Added to “class01”").wait_for()
+    assert in_view(page, "#teach-submit")
     page.get_by_text("1 photo to teach").wait_for()
     assert in_view(page, "#answers > li:last-child .verdict"), "nothing else moved"
-    assert page.evaluate("document.activeElement.textContent").startswith("Lined up"), "the keyboard goes on from there"
+    assert page.evaluate("document.activeElement.textContent").startswith("Added to"), "the keyboard goes on from there"
     page.get_by_role("button", name="Teach", exact=True).click()
     assert page.evaluate("document.activeElement.id") == "token", "it is missing"
     page.get_by_label("Token").fill(TOKEN)
@@ -114,9 +114,9 @@ def test_after_a_correction_the_button_to_teach_it_is_in_view(open_page, tiny_im
 def test_the_hint_names_the_formats_that_are_read(open_page):
     page = open_page(1280)
     *others, last = upload_formats()
-    assert page.locator("#ask-hint").inner_text() == f"{', '.join(others)} or {last}. You can also paste one."
+    assert page.locator("#predict-hint").inner_text() == f"{', '.join(others)} or {last}. You can also paste one."
     assert httpx.get(f"{page.url}healthz").json()["formats"] == [*others, last]
-    types = page.locator("#ask-files").get_attribute("accept").split(",")
+    types = page.locator("#predict-files").get_attribute("accept").split(",")
     assert {"image/jpeg", "image/webp"} <= set(types)
     assert (".heic" in types) == ("HEIC" in upload_formats())
     assert page.locator("#teach-files").get_attribute("accept").split(",") == [*types, ".zip"]

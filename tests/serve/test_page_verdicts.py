@@ -13,8 +13,8 @@ from onea.model.answers import Answer, candidates
 pytestmark = pytest.mark.browser
 
 SHOWN = """async ([answer, name]) => {
-    const { shownAnswer } = await import("/static/answers.js");
-    document.getElementById("answers").append(shownAnswer(answer, new File([], name, { type: "image/png" })));
+    const { renderPrediction } = await import("/static/answers.js");
+    document.getElementById("answers").append(renderPrediction(answer, new File([], name, { type: "image/png" })));
 }"""
 
 
@@ -34,7 +34,7 @@ def percents(answer):
 def test_answers_of_the_service_add_up_and_do_not_contradict(open_page, tiny_images, tmp_path):
     page = open_page(390)
     contents = [*photos(tiny_images, 0, "test"), *photos(tiny_images, 5, "test"), checkerboard()]
-    page.locator("#ask-files").set_input_files(saved(tmp_path / "ask", contents))
+    page.locator("#predict-files").set_input_files(saved(tmp_path / "ask", contents))
     page.locator("#answers > li").nth(6).wait_for()
     found = httpx.post(f"{page.url}predict?top=3", files=form(contents)).json()["answers"]
     for shown, answer in zip(page.locator("#answers > li").all(), found, strict=True):
@@ -93,7 +93,7 @@ def test_one_click_on_a_candidate_corrects_to_it(open_page, shop, tiny_images):
     page.keyboard.press("Tab")
     answer.get_by_role("button", name="It is class01").focus()
     page.keyboard.press("Enter")
-    assert answer.locator(".correct").inner_text() == "Lined up as “class01”; press Teach when all is there."
+    assert answer.locator(".correct").inner_text() == "Added to “class01”; press Teach to train on all added photos."
     page.get_by_text("1 photo to teach").wait_for()
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Teach", exact=True).click()

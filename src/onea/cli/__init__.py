@@ -106,8 +106,8 @@ def with_options(reason: str) -> str:
     'Remove it or pass --on-bad skip.'
     >>> with_options("Leave out epochs=, or set unknown=0.")
     'Leave out --epochs, or set --unknown 0.'
-    >>> with_options("Set merge=True to make them one.")
-    'Set --merge to make them one.'
+    >>> with_options("Merge them by merge=True.")
+    'Merge them by --merge.'
     """
     argument = re.compile(rf"(?<![\w/(-])({'|'.join(_ARGUMENTS)})=(?:\"([^\"]*)\"|(\w*))")
 

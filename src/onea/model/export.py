@@ -159,14 +159,14 @@ def _check_arguments(to: Format, photos: bool, precision: Precision, check: Path
     if photos and to == "torch":
         raise OneaError("Only an ONNX file takes photos of any size; export --to onnx, or leave --preprocess out.")
     if precision == "int8" and to == "torch":
-        raise OneaError("Only an ONNX file can be in eight bits; export --to onnx, or leave --precision out.")
+        raise OneaError("Only an ONNX file can be int8; export --to onnx, or leave --precision out.")
     if precision == "int8" and check is None:
         raise OneaError(
-            "Eight bits can cost accuracy: give --check and a folder with one folder of photos for each class, which "
-            "decide whether the file is written."
+            "int8 can cost accuracy: give --check and a folder with one folder of photos for each class, to measure "
+            "the loss."
         )
     if precision != "int8" and check is not None:
-        raise OneaError("--check is for --precision int8; without it the file answers as the model does anyway.")
+        raise OneaError("--check is for --precision int8; an fp32 file has the answers of the model anyway.")
 
 
 def _read_check_photos(model: Snapshot, folder: Path) -> DecodedImages:
@@ -177,7 +177,7 @@ def _read_check_photos(model: Snapshot, folder: Path) -> DecodedImages:
     check_spelling(batch.labels, model.classes)
     known = [row for row, label in enumerate(batch.labels) if label in model.classes]
     if not known:
-        raise OneaError(f"The model knows none of the classes in {folder}; check the names.")
+        raise OneaError(f"None of the classes in {folder} are in the model; check the names.")
     labels, names = (tuple(part[row] for row in known) for part in (batch.labels, batch.names))
     return replace(batch, pixels=batch.pixels[known], labels=labels, names=names)
 

@@ -243,7 +243,7 @@ class State:
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
             raise OneaError(
-                f"The model already knows '{new}'; choose another name for '{old}', or set merge=True to make them one."
+                f"The model already has a class '{new}'; choose another name for '{old}', or merge them by merge=True."
             )
         classes = (*self.classes[:row], new, *self.classes[row + 1 :])
         return replace(

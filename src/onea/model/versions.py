@@ -71,7 +71,7 @@ class Versions:
             OneaError: there is no earlier one.
         """
         if len(self.kept) < 2:
-            raise OneaError("There is no earlier version to go back to; the last updates alone are kept.")
+            raise OneaError("There is no earlier version to restore; only the last ones are kept.")
         return replace(self, kept=self.kept[:-1])
 
 

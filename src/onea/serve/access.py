@@ -30,7 +30,7 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="onea"'}
 
 FREE_ATTEMPTS = 10  # wrong tokens of a client within WINDOW before it is throttled
 WINDOW = 60.0  # seconds
-_MAX_CLIENTS = 1_000  # that are remembered; beyond, the one with the oldest failure is dropped
+_MAX_CLIENTS = 1_000  # beyond, the client with the oldest failure is dropped
 _MIN_DELAY, _MAX_DELAY = 0.25, 4.0  # seconds; doubled with every failure
 _MAX_DELAYED = 16  # delayed responses at the same time: each occupies a connection and a request slot
 
@@ -120,7 +120,7 @@ def _is_loopback(listen_address: str) -> bool:
 
 
 async def check_token(request: Request, settings: Settings, failures: TokenFailures) -> None:
-    """Accept requests with the right token; delay the responses to clients that send many wrong ones.
+    """Accept requests with the correct token; delay the responses to clients that send many wrong ones.
 
     Raises:
         Problem: 403 if teaching is disabled, 401 if the token is missing or wrong, 429 after many wrong ones.
@@ -130,7 +130,7 @@ async def check_token(request: Request, settings: Settings, failures: TokenFailu
     if settings.token is None:
         raise Problem(403, "Teaching is disabled; start the service with ONEA_TOKEN or --token-file to enable it.")
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    # In constant time: the duration must not reveal how many characters of a guess are right.
+    # In constant time: the duration must not reveal how many characters of a guess are correct.
     is_correct = hmac.compare_digest(token.strip().encode(), settings.token.encode())
     if scheme.lower() == "bearer" and is_correct:
         return
@@ -149,12 +149,12 @@ async def _throttle(request: Request, failures: TokenFailures) -> None:
             await asyncio.sleep(delay)
         finally:
             failures.delayed -= 1
-    detail = "Too many wrong tokens came from this address; send the right one, or try again in a minute."
+    detail = "Too many wrong tokens came from this address; send the correct one, or try again in a minute."
     raise Problem(429, detail, _CHALLENGE | {"Retry-After": str(retry_after), "Connection": "close"})
 
 
 class TokenFailures:
-    """Number of wrong tokens by client within a minute. A request with the right token is never refused.
+    """Number of wrong tokens by client within a minute. A request with the correct token is never refused.
 
     Args:
         clock: seconds, as ``time.monotonic`` counts them.
@@ -165,14 +165,14 @@ class TokenFailures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()  # start of the window, and how many
+        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()  # start of the window, and number
         self.delayed = 0
 
     def __len__(self) -> int:
         return len(self._failures)
 
     def add(self, address: str) -> tuple[int, float]:
-        """Record a wrong token: seconds until the client may try again (0 if at once), and of delay."""
+        """Record a wrong token; returns seconds until the client may try again, and seconds to delay the response."""
         client, now = _client_network(address), self._clock()
         start, failures = self._failures.pop(client, (now, 0))
         if now - start >= WINDOW:
@@ -193,7 +193,7 @@ def client_address(scope: Mapping[str, Any]) -> str:
 
 
 def _client_network(address: str) -> str:
-    """The IPv4 address, or the /64 network of an IPv6 address, because one household has all addresses of it.
+    """The IPv4 address, or the /64 network of an IPv6 address, because one household has all of its addresses.
 
     >>> _client_network("192.0.2.1"), _client_network("2001:db8::1:2"), _client_network("testclient")
     ('192.0.2.1', '2001:db8::/64', 'testclient')

@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ def create_app(service: Service) -> FastAPI:
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs every malformed form,
     warnings.filterwarnings("ignore", module="PIL")  # and Pillow warns of every invalid tag of an image
     metrics = Metrics()
-    middlewares: list[ServiceMiddleware] = []
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,29 +58,24 @@ def create_app(service: Service) -> FastAPI:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def create_middleware(inner: Any) -> ServiceMiddleware:
-        middlewares.append(ServiceMiddleware(inner, service.settings, lambda: service.closing, metrics))
-        return middlewares[-1]
-
     app = FastAPI(
         title="onea", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.state.active = lambda: sum(middleware.active for middleware in middlewares)
-    app.add_middleware(create_middleware)
+    app.state.metrics = metrics
+    app.add_middleware(
+        ServiceMiddleware, settings=service.settings, is_closing=lambda: service.closing, metrics=metrics
+    )
     problems.install(app)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     for path, file in (("/", "index.html"), ("/docs", "docs.html")):
-        _add_page(app, path, file)
+        app.add_api_route(path, partial(_page, file), include_in_schema=False, response_class=FileResponse)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _add_page(app: FastAPI, path: str, file: str) -> None:
-    async def page() -> FileResponse:
-        return FileResponse(STATIC / file, headers={"Cache-Control": "no-cache"})
-
-    app.add_api_route(path, page, include_in_schema=False, response_class=FileResponse)
+async def _page(file: str) -> FileResponse:
+    return FileResponse(STATIC / file, headers={"Cache-Control": "no-cache"})
 
 
 async def _follow(service: Service, seconds: float) -> None:

@@ -77,7 +77,7 @@ def _check_directory(file: BinaryIO, limits: Limits) -> None:
         raise _not_a_zip()
     _, _, _, _, entries, directory, _, _ = _END_RECORD.unpack_from(tail, start)
     if tail[max(0, start - 20) : start].startswith(_ZIP64_LOCATOR):
-        raise Problem(422, "The zip has the format for huge archives (zip64); send several smaller ones.")
+        raise Problem(422, "The zip is in the zip64 format; send several smaller ones.")
     if entries > 2 * limits.zip_entries or directory > 2 * limits.zip_entries * _ENTRY_BYTES:
         raise _too_many(limits)
     file.seek(0)
@@ -93,7 +93,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
     for entry in entries:
         _check_name(entry)
         if stat.S_ISLNK(entry.external_attr >> 16):
-            raise Problem(422, f"{_shown(entry)} in the zip is a link; put the image itself in.")
+            raise Problem(422, f"{_shown(entry)} in the zip is a link; include the image itself.")
         if entry.flag_bits & _ENCRYPTED:
             raise Problem(422, "The zip is encrypted; make it without a password.")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -34,18 +34,23 @@ _HEADERS = {
 _CLOSE = {"Connection": "close"}
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 32 * MEGABYTE
 _LEARN_PATHS = ("/learn", "/background")  # where a request may be large
-_UNLIMITED_PATHS = ("/healthz", "/metrics")  # monitoring must work above all when the service is busy
+_UNLIMITED_PATHS = ("/healthz", "/metrics")  # monitoring must work when the service is busy
 
 
 class Metrics:
-    """Prometheus metrics of one service; thread-safe."""
+    """Prometheus metrics of one service; thread-safe.
+
+    Attributes:
+        active: number of requests in progress, for the shutdown; not a Prometheus metric.
+    """
 
     def __init__(self) -> None:
+        self.active = 0
         # Not the default registry, which all services of a process would share.
         self._registry = registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter("onea_requests", "Requests.", ["route", "status"], registry=registry)
         self.request_seconds = prometheus.Histogram(
-            "onea_request_seconds", "From the head of a request to the end of its response.", ["route"],
+            "onea_request_seconds", "Seconds from the head of a request to the end of its response.", ["route"],
             registry=registry,
         )  # fmt: skip
         self.images = prometheus.Counter("onea_images", "Images predicted.", registry=registry)
@@ -55,7 +60,9 @@ class Metrics:
             "onea_batch_images", "Images in a forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
         )
         self.model_version = prometheus.Gauge("onea_model_version", "Present version.", registry=registry)
-        self.model_classes = prometheus.Gauge("onea_model_classes", "Classes of it.", registry=registry)
+        self.model_classes = prometheus.Gauge(
+            "onea_model_classes", "Classes of the present version.", registry=registry
+        )
         self.learning = prometheus.Gauge("onea_learning", "1 during a training job.", registry=registry)
 
     def text(self) -> bytes:
@@ -64,24 +71,13 @@ class Metrics:
 
 
 class ServiceMiddleware:
-    """ASGI middleware: limits, headers and metrics.
+    """ASGI middleware: limits, headers and metrics."""
 
-    Args:
-        app: the app.
-        settings: limits of requests, and the allowed host names.
-        closing: whether the service is shutting down.
-        metrics: where requests are counted.
-
-    Attributes:
-        active: number of requests in progress.
-    """
-
-    def __init__(self, app: ASGIApp, settings: Settings, closing: Callable[[], bool], metrics: Metrics) -> None:
-        self._app, self._settings, self._closing, self._metrics = app, settings, closing, metrics
+    def __init__(self, app: ASGIApp, settings: Settings, is_closing: Callable[[], bool], metrics: Metrics) -> None:
+        self._app, self._settings, self._is_closing, self._metrics = app, settings, is_closing, metrics
         self._limits = settings.limits
         self._uploads: set[_Upload] = set()
-        self._processing: Counter[str] = Counter()  # requests that were received completely, by client
-        self.active = 0
+        self._processing: Counter[str] = Counter()  # completely received requests by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -92,10 +88,10 @@ class ServiceMiddleware:
             scope = {**scope, "method": "GET"}
         sender = _ResponseSender(send, scope["path"])
         started = time.perf_counter()
-        self.active += 1
+        self._metrics.active += 1
         try:
             if refusal := self._refusal(scope):
-                if refusal.status == 413 and self.active <= self._limits.requests:
+                if refusal.status == 413 and self._metrics.active <= self._limits.requests:
                     await _linger(receive)
                 raise refusal
             if scope["path"] in _UNLIMITED_PATHS:
@@ -107,7 +103,7 @@ class ServiceMiddleware:
             if not sender.status:
                 await problems.response(problem)(scope, receive, sender)
         finally:
-            self.active -= 1
+            self._metrics.active -= 1
         # Only existing routes become labels; otherwise clients could fill the memory with them.
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(route, str(sender.status)).inc()
@@ -117,7 +113,7 @@ class ServiceMiddleware:
         headers = Headers(scope=scope)
         if not is_allowed_host(headers.get("host", ""), self._settings):
             return Problem(421, "This host name is not allowed; the operator can add it with --allowed-host.")
-        if self._closing():
+        if self._is_closing():
             return Problem(503, "The service is shutting down; try again in a moment.", _CLOSE | {"Retry-After": "5"})
         if _head_bytes(scope) > self._limits.head_bytes:  # uvicorn checks only heads that arrive in several pieces
             kilobytes = self._limits.head_bytes // 1024
@@ -184,14 +180,7 @@ def _head_bytes(scope: Scope) -> int:
 
 
 class _Upload:
-    """Receives the body of a request, with limits on its size and duration.
-
-    Args:
-        receive: receives the next chunk.
-        max_bytes: size that the body may have.
-        limits: how long it may take.
-        on_complete: called once all of it was received.
-    """
+    """Receives the body of a request, with limits on its size and duration, and calls ``on_complete`` at its end."""
 
     def __init__(self, receive: Receive, max_bytes: int, limits: Limits, on_complete: Callable[[], None]) -> None:
         self._receive, self._max_bytes, self._limits, self._on_complete = receive, max_bytes, limits, on_complete
@@ -205,13 +194,13 @@ class _Upload:
         return self._started + self._limits.pause_seconds + self._bytes / self._limits.min_rate
 
     def stop(self) -> None:
-        """End it now."""
+        """Refuse the rest of the body."""
         self._is_stopped = True
         if self._timeout and not self._timeout.expired():
             self._timeout.reschedule(0)
 
     async def __call__(self) -> Message:
-        if self._is_complete:  # what follows is the disconnect of the client, without a deadline
+        if self._is_complete:  # next comes the disconnect of the client, without a deadline
             return await self._receive()
         pause_end = asyncio.get_running_loop().time() + self._limits.pause_seconds
         deadline = 0 if self._is_stopped else min(pause_end, self.deadline)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problem documents (RFC 9457): one sentence that says what is wrong and what to do, without paths of this machine."""
+"""Problem documents (RFC 9457): one sentence about the problem and its solution, without paths of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("onea.serve")
 
 
 class Problem(Exception):  # noqa: N818 - the term of RFC 9457
-    """A refused request: the status and the sentence of its response."""
+    """A refused request, with the status and the detail of its response."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)

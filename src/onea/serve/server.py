@@ -32,13 +32,13 @@ from onea.serve.service import Service
 from onea.serve.settings import Limits, Settings
 
 _POLL_SECONDS = 0.05
-_EXIT_SECONDS = 5.0  # after the grace period, for an orderly end of what was abandoned
+_EXIT_SECONDS = 5.0  # after the grace period, for abandoned work to end
 
 
 class Connection(H11Protocol):
-    """Uvicorn's connection with a deadline for the head of a request, which uvicorn has no setting for.
+    """Uvicorn's connection with a deadline for the head of a request, for which uvicorn has no setting.
 
-    The middleware has a deadline for the body.
+    The middleware has the deadline for the body.
 
     Args:
         limits: the deadline, and the number of connections.
@@ -76,7 +76,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP with a problem document."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response is already on its way
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response has been started
             self.transport.close()
             return
         detail = "This is not HTTP/1.1, or its headers are too long; send it again, shorter."
@@ -114,8 +114,8 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn with a graceful shutdown: on the first signal it refuses new requests and finishes those in progress.
 
-    On a second signal it stops at once. Whatever a training job or a request does, the process ends soon after the
-    grace period: the model folder is complete at every moment.
+    On a second signal it stops at once. Even if a request or a training job hangs, the process ends soon after the
+    grace period. The model folder is complete at every moment.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, service: Service) -> None:
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
             print(f"waiting up to {seconds:g} s for the training job; press Ctrl-C again to stop at once", flush=True)
         if not self._service.settle():
             print("the training job was abandoned; the model is unchanged", flush=True)
-        while self._app.state.active() and self._service.seconds_left:
+        while self._app.state.metrics.active and self._service.seconds_left:
             time.sleep(_POLL_SECONDS)
         self.should_exit = True
 

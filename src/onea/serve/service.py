@@ -31,7 +31,7 @@ from onea.serve.problems import Problem, from_folder_error, unexpected
 from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob
 
-_MAX_JOBS = 50  # that are remembered
+_MAX_JOBS = 50  # whose reports are kept
 _ABANDON_SECONDS = 1.0  # in which an abandoned training job should stop
 _POLL_SECONDS = 0.05
 Result = TypeVar("Result")
@@ -173,7 +173,7 @@ class Service:
         return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def close(self, seconds: float) -> None:
-        """Refuse new requests; those in progress have so many seconds left, or fewer if they had fewer before."""
+        """Refuse new requests, and set the time left for those in progress; a later call can only shorten it."""
         self._deadline = time.monotonic() + min(seconds, self.seconds_left)
 
     def settle(self) -> bool:

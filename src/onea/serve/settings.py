@@ -32,7 +32,7 @@ class Limits:
         head_bytes: size of the first line and the headers of a request.
         head_seconds: time in which these must arrive.
         pause_seconds: time that a client may pause while it sends a request.
-        min_rate: average bytes per second that a client must send, apart from ``pause_seconds`` in all.
+        min_rate: average bytes per second that a client must send, after ``pause_seconds``.
     """
 
     predict_bytes: int = 64 * MEGABYTE
@@ -83,13 +83,13 @@ class Settings:
     """Settings of a service.
 
     Attributes:
-        token: clients that send it may teach and undo; without a token nobody may.
+        token: clients that send it may teach and undo; without a token teaching is disabled.
         limits: limits of requests.
         batch_size: largest number of images of different requests in one forward pass; 1 disables batching.
         batch_wait: seconds that the first request of a batch waits for others.
         grace: seconds to finish requests and the training job when the service is stopped.
         follow: seconds between checks of the model folder for changes by other processes; 0 disables them.
-        prediction_only: whether teaching is disabled, whatever the token.
+        prediction_only: whether teaching is disabled even with the token.
         hosts: allowed names in the ``Host`` header, without a port; ``*`` allows any name.
         any_ip: whether any IP address is allowed there.
     """

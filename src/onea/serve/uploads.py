@@ -217,9 +217,9 @@ def _read_learn_form(form: FormData, limits: Limits) -> LearnUpload:
     zips, files, labels = _files(form, "zip"), _files(form, "images"), _texts(form, "class")
     name = _text(form, "name")
     if zips and (files or labels):
-        raise Problem(422, "The form has a zip as well as images of one class; send one of the two.")
+        raise Problem(422, "The form has both a zip and images of a class; send one of the two.")
     if len(zips) > 1:
-        raise Problem(422, "The form has several zips; send each in a request of its own.")
+        raise Problem(422, "The form has several zips; send each in a separate request.")
     if zips:
         return _read_zip(zips[0].file, limits, name)
     if not labels or not files:

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 def _torch_thread(name: str) -> ThreadPoolExecutor:
-    """One thread with PyTorch's usual number of threads; otherwise it might start with one, set by a decomposition."""
+    """An executor of one thread that keeps PyTorch's number of threads, which decompositions change in their thread."""
     threads = torch.get_num_threads()
     return ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(threads,))
 

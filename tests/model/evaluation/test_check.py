@@ -155,7 +155,7 @@ def test_a_model_without_photos_reports_few_photos_and_overlap(tiny_vit, photos)
     advice = {one.name: one.advice for one in found.classes}
     assert advice["grey"] == "too few to judge"
     assert advice["crimson"] == "few photos"
-    assert advice["red"] == "too like another class"
+    assert advice["red"] == "too similar to another class"
     assert advice["green"] == "no mistakes stand out"
     assert {found.pairs[0].first, found.pairs[0].second} == {"red", "crimson"}
     assert not found.measured

@@ -134,7 +134,7 @@ def test_undo_on_disk_restores_the_answers_and_never_reuses_a_version(original, 
     assert folders.read_manifest(saved).versions.kept == (1, 2, 3, 5)
     for _ in range(3):
         folders.undo(saved)
-    with pytest.raises(OneaError, match="nothing to go back to"):
+    with pytest.raises(OneaError, match="nothing to undo"):
         folders.undo(saved)
     assert sorted(entry.name for entry in (saved / "states").iterdir()) == ["000001"]
 

@@ -44,7 +44,7 @@ Advice = Literal[
     "taught enough",
     "not measured",
     "more photos would help",
-    "too like another class",
+    "too similar to another class",
     "often misclassified",
     "no mistakes stand out",
     "few photos",
@@ -55,7 +55,7 @@ ADVICE_BY_URGENCY: tuple[Advice, ...] = (
     "few photos",
     "often misclassified",
     "more photos would help",
-    "too like another class",
+    "too similar to another class",
     "not measured",
     "no mistakes stand out",
     "taught enough",
@@ -258,7 +258,7 @@ def _advise_by_model(photos: int, overlap: float, misclassified: bool, held_out:
     """The advice from the statistics of a model: the largest overlap of a class, and whether it has held-out photos.
 
     >>> [_advise_by_model(30, *facts) for facts in ((0.3, False, True), (0.0, False, True), (0.0, False, False))]
-    ['too like another class', 'no mistakes stand out', 'not measured']
+    ['too similar to another class', 'no mistakes stand out', 'not measured']
     """
     advice = _advise(photos, None)
     if advice != "not measured":
@@ -266,7 +266,7 @@ def _advise_by_model(photos: int, overlap: float, misclassified: bool, held_out:
     if misclassified:
         return "often misclassified"
     if overlap >= _CONFUSABLE:
-        return "too like another class"
+        return "too similar to another class"
     return "no mistakes stand out" if held_out else "not measured"
 
 
@@ -274,7 +274,7 @@ def _advise(photos: int, curve: Sequence[float] | None) -> Advice:
     """The advice from a learning curve.
 
     >>> _advise(30, (0.5, 0.6, 0.7, 0.8)), _advise(30, (0.7, 0.7, 0.7, 0.7))
-    ('more photos would help', 'too like another class')
+    ('more photos would help', 'too similar to another class')
     """
     if photos < MIN_TO_HOLD_OUT:
         return "too few to judge"
@@ -285,7 +285,7 @@ def _advise(photos: int, curve: Sequence[float] | None) -> Advice:
     if curve[-1] >= GOOD_ACCURACY:
         return "taught enough"
     gain = curve[-1] - curve[SHARES.index(0.5)]
-    return "more photos would help" if gain >= _MIN_GAIN else "too like another class"
+    return "more photos would help" if gain >= _MIN_GAIN else "too similar to another class"
 
 
 def _by_urgency(classes: Sequence[ClassCheck]) -> tuple[ClassCheck, ...]:

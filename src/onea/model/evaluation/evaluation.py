@@ -223,7 +223,7 @@ def evaluate(
     untaught = tuple(name for name in image_classes if name not in model.classes)
     if len(untaught) == len(image_classes):
         raise OneaError(
-            f"The model knows none of the classes in these images ({', '.join(untaught[:5])}); check the names."
+            f"None of the classes of these images are in the model ({', '.join(untaught[:5])}); check the names."
         )
     classes = (*image_classes, *sorted({answer.label for answer in answers} - {*image_classes, UNKNOWN}))
     rows = {name: row for row, name in enumerate(classes)}
@@ -262,7 +262,6 @@ def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages
     folders = {folder.resolve().name, *(part for file in files for part in file.relative_to(folder).parent.parts)}
     if taught := sorted(known[normalized(name)] for name in folders if normalized(name) in known):
         raise OneaError(
-            f"{folder} holds images of '{taught[0]}', which the model knows; leave only images of nothing that it was "
-            "taught."
+            f"{folder} holds images of '{taught[0]}', a class of the model; give only images of untaught classes."
         )
     return model.read(files, on_bad)

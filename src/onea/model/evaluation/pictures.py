@@ -134,7 +134,7 @@ _COLUMNS, _PHOTO_COLUMNS = 4, 6
 _COLOURS: dict[Advice, str] = {
     "few photos": style.PALETTE[3],
     "more photos would help": style.PALETTE[0],
-    "too like another class": style.PALETTE[1],
+    "too similar to another class": style.PALETTE[1],
     "taught enough": style.PALETTE[2],
 }
 

@@ -177,7 +177,7 @@ def undo(path: Path) -> tuple[Undone, State]:
         manifest = read_manifest(path)
         last = manifest.versions.present
         if len(manifest.versions.kept) == 1:
-            raise OneaError(f"{path} keeps no version before {last}; there is nothing to go back to.")
+            raise OneaError(f"{path} has no version before {last}; there is nothing to undo.")
         earlier = manifest.versions.undone()
         try:
             present = read_state(path, last)

@@ -1,17 +1,17 @@
-// Teaching: photos of one class, of several, a folder of class folders or a zip; then one update.
-import { $, api, bdi, count, droppable, isPhoto, make, page, photoCount, picture, printable, say, teacherApi } from "/static/page.js";
+// Teaching: collects photos of one class, several, a folder of class folders or a zip, and sends them as an update.
+import { $, api, bdi, plural, acceptFiles, isPhoto, create, state, photoCount, photoElement, printable, showText, authorizedApi } from "/static/common.js";
 
-const MOST_THUMBS = 40;
-let taught = async () => {};
+const MAX_THUMBNAILS = 40;
+let onTaught = async () => {};
 
-export function startTeaching(done) {
-  taught = done;
-  droppable($("teach-drop"), [$("teach-files"), $("teach-folder")], take);
-  $("teach-class").addEventListener("input", showKnown);
-  $("teach-none").addEventListener("change", showNone);
-  $("teach-more").addEventListener("click", another);
+export function startTeaching(callback) {
+  onTaught = callback;
+  acceptFiles($("teach-drop"), [$("teach-files"), $("teach-folder")], addFiles);
+  $("teach-class").addEventListener("input", showExisting);
+  $("teach-background").addEventListener("change", updateMode);
+  $("teach-more").addEventListener("click", addClass);
   $("teach-clear").addEventListener("click", () => {
-    page.photos = [];
+    state.photos = [];
     showPhotos();
     $("teach-files").focus();
   });
@@ -24,194 +24,194 @@ export function startTeaching(done) {
 
 let dockInView = true;
 
-// While there is something to teach, the button stays in view: at its place, or else at the foot of the window.
+// While there are photos to teach, the button stays in view: in its place, or else at the bottom of the window.
 function showDock() {
-  const photos = page.photos.length + page.lined.reduce((sum, one) => sum + (one.photos?.length ?? 0), 0);
-  const zips = page.lined.filter((one) => one.zip).length;
-  const waiting = [photos && photoCount(photos), zips && count(zips, "zip", "zips")].filter(Boolean);
+  const photos = state.photos.length + state.queue.reduce((sum, entry) => sum + (entry.photos?.length ?? 0), 0);
+  const zips = state.queue.filter((entry) => entry.zip).length;
+  const waiting = [photos && photoCount(photos), zips && plural(zips, "zip", "zips")].filter(Boolean);
   const words = waiting.length ? `${waiting.join(" and ")} to teach` : "";
   if ($("teach-sum").textContent !== words) $("teach-sum").textContent = words;
   $("teach-dock").classList.toggle("afloat", waiting.length > 0 && !dockInView);
 }
 
-// Photos of none of the classes have no name, and nothing is taught beside them.
-function showNone() {
-  const none = $("teach-none").checked;
-  for (const id of ["teach-class", "teach-more"]) $(id).disabled = none;
-  $("teach-none-hint").hidden = !none;
-  $("teach-photos-label").textContent = none ? "Photos of other things" : "Photos of it";
+// Background photos have no class, and cannot be taught together with classes.
+function updateMode() {
+  const isBackground = $("teach-background").checked;
+  for (const id of ["teach-class", "teach-more"]) $(id).disabled = isBackground;
+  $("teach-background-hint").hidden = !isBackground;
+  $("teach-photos-label").textContent = isBackground ? "Background photos" : "Photos of the class";
   showPhotos();
 }
 
-// Photos lie in no folder, or in that of their class.
-function take(found) {
+// The class of a photo is the name of its folder; photos without a folder are of the class in the form.
+function addFiles(files) {
   const groups = new Map();
-  for (const { file, path } of found) {
+  for (const { file, path } of files) {
     const parts = path.split("/");
-    if (/\.zip$/i.test(file.name)) page.lined.push({ zip: file });
+    if (/\.zip$/i.test(file.name)) state.queue.push({ zip: file });
     else if (!isPhoto({ file, path })) continue;
-    else if (parts.length < 2 || $("teach-none").checked) page.photos.push(file);
+    else if (parts.length < 2 || $("teach-background").checked) state.photos.push(file);
     else groups.set(parts.at(-2), [...(groups.get(parts.at(-2)) ?? []), file]);
   }
-  for (const label of [...groups.keys()].sort()) lineUp(label, groups.get(label));
+  for (const label of [...groups.keys()].sort()) enqueue(label, groups.get(label));
   showPhotos();
-  showLined();
+  showQueue();
 }
 
-export function lineUp(label, photos) {
-  const known = page.lined.find((one) => one.label === label);
-  if (known) known.photos.push(...photos);
-  else page.lined.push({ label, photos: [...photos] });
-  showLined();
+export function enqueue(label, photos) {
+  const queued = state.queue.find((entry) => entry.label === label);
+  if (queued) queued.photos.push(...photos);
+  else state.queue.push({ label, photos: [...photos] });
+  showQueue();
 }
 
-function another() {
+function addClass() {
   const label = $("teach-class").value.trim();
-  say("teach-error", "");
-  if (!label || !page.photos.length) return say("teach-error", "Give the class a name and its photos first; then add another.");
-  lineUp(label, page.photos);
-  page.photos = [];
+  showText("teach-error", "");
+  if (!label || !state.photos.length) return showText("teach-error", "Enter the name of the class and choose its photos first.");
+  enqueue(label, state.photos);
+  state.photos = [];
   $("teach-class").value = "";
   showPhotos();
-  showKnown();
+  showExisting();
   $("teach-class").focus();
 }
 
-function thumbs(place, photos, again) {
-  place.replaceChildren(...photos.slice(0, MOST_THUMBS).map((photo, n) => {
+function showThumbnails(place, photos, redraw) {
+  place.replaceChildren(...photos.slice(0, MAX_THUMBNAILS).map((photo, n) => {
     const words = `Remove ${printable(photo.name)}`;
-    const remove = make("button", { type: "button", title: words, ariaLabel: words }, "×");
+    const remove = create("button", { type: "button", title: words, ariaLabel: words }, "×");
     remove.addEventListener("click", () => {
       photos.splice(n, 1);
-      again();
+      redraw();
     });
-    return make("li", {}, picture(photo), remove);
+    return create("li", {}, photoElement(photo), remove);
   }));
-  const more = photos.length - MOST_THUMBS;
-  if (more > 0) place.append(make("li", { className: "more" }, `+${more}`));
+  const more = photos.length - MAX_THUMBNAILS;
+  if (more > 0) place.append(create("li", { className: "more" }, `+${more}`));
 }
 
 function showPhotos() {
-  thumbs($("teach-thumbs"), page.photos, showPhotos);
-  $("teach-clear").hidden = !page.photos.length;
-  $("teach-count").textContent = page.photos.length ? photoCount(page.photos.length)
-    : $("teach-none").checked ? "One or more." : "Two or more; ten or more are better.";
+  showThumbnails($("teach-thumbs"), state.photos, showPhotos);
+  $("teach-clear").hidden = !state.photos.length;
+  $("teach-count").textContent = state.photos.length ? photoCount(state.photos.length)
+    : $("teach-background").checked ? "One or more." : "Two or more; ten or more are better.";
   showDock();
 }
 
-function showLined() {
-  page.lined = page.lined.filter((one) => one.zip || one.photos.length);
-  $("lined").replaceChildren(...page.lined.map((one) => {
-    const remove = make("button", { type: "button", className: "link" }, "Remove");
+function showQueue() {
+  state.queue = state.queue.filter((entry) => entry.zip || entry.photos.length);
+  $("queue").replaceChildren(...state.queue.map((entry) => {
+    const remove = create("button", { type: "button", className: "link" }, "Remove");
     remove.addEventListener("click", () => {
-      page.lined = page.lined.filter((other) => other !== one);
-      showLined();
+      state.queue = state.queue.filter((other) => other !== entry);
+      showQueue();
     });
-    const what = one.zip ? [make("b", {}, bdi(one.zip.name)), " (zip of class folders) "]
-      : [make("b", {}, bdi(one.label)), ` · ${photoCount(one.photos.length)} `];
-    const line = make("li", {}, make("p", {}, ...what, remove));
-    if (!one.zip) {
-      const place = make("ul", { className: "thumbs" });
-      thumbs(place, one.photos, showLined);
+    const what = entry.zip ? [create("b", {}, bdi(entry.zip.name)), " (zip of class folders) "]
+      : [create("b", {}, bdi(entry.label)), ` · ${photoCount(entry.photos.length)} `];
+    const line = create("li", {}, create("p", {}, ...what, remove));
+    if (!entry.zip) {
+      const place = create("ul", { className: "thumbs" });
+      showThumbnails(place, entry.photos, showQueue);
       line.append(place);
     }
     return line;
   }));
-  $("lined-title").hidden = !page.lined.length;
+  $("queue-title").hidden = !state.queue.length;
   showDock();
 }
 
-function showKnown() {
+function showExisting() {
   const name = $("teach-class").value.trim();
-  const known = page.classes.find((other) => other.name === name);
-  $("teach-known").textContent = known ? `Known already from ${photoCount(known.images)}; these will be added.` : "";
+  const existing = state.classes.find((info) => info.name === name);
+  $("teach-existing").textContent = existing ? `This class has ${photoCount(existing.images)}; the new ones will be added.` : "";
 }
 
-// Some names, for a history that tells what was taught when.
-function inWords(names) {
+// Some of the names, for the history.
+function joinNames(names) {
   const [last, ...others] = names.length > 3 ? [`${names.length - 2} more`, ...names.slice(0, 2)] : [names.at(-1), ...names.slice(0, -1)];
   return others.length ? `${others.join(", ")} and ${last}` : last;
 }
 
-// What the history calls an update: at most 200 characters, all of them printable.
-const updateName = (words) => [...words.replace(/[\p{C}\p{Z}]+/gu, " ").trim()].slice(0, 200).join("").trim() || "update";
+// A valid name of an update: at most 200 printable characters.
+const updateName = (text) => [...text.replace(/[\p{C}\p{Z}]+/gu, " ").trim()].slice(0, 200).join("").trim() || "update";
 
-// What is to be sent, or one sentence about what is missing.
-function requests() {
+// The requests to send; throws if something is missing.
+function buildRequests() {
   const name = $("teach-class").value.trim();
-  const groups = page.lined.filter((one) => !one.zip).map((one) => ({ ...one, photos: [...one.photos] }));
-  const none = $("teach-none").checked ? page.photos : [];
-  const own = none.length ? [] : page.photos;
-  if (own.length && !name) throw new Error("Say what the photos show: give the class a name.");
+  const groups = state.queue.filter((entry) => !entry.zip).map((entry) => ({ ...entry, photos: [...entry.photos] }));
+  const background = $("teach-background").checked ? state.photos : [];
+  const own = background.length ? [] : state.photos;
+  if (own.length && !name) throw new Error("Enter the name of the class.");
   if (own.length) {
-    const same = groups.find((one) => one.label === name);
+    const same = groups.find((entry) => entry.label === name);
     if (same) same.photos.push(...own);
     else groups.push({ label: name, photos: own });
   }
-  const zips = page.lined.filter((one) => one.zip);
-  if (!groups.length && !zips.length && !none.length) throw new Error("Choose at least two photos of it.");
+  const zips = state.queue.filter((entry) => entry.zip);
+  if (!groups.length && !zips.length && !background.length) throw new Error("Choose at least two photos.");
   for (const { label, photos } of groups) {
-    if (photos.length < 2 && !page.classes.some((known) => known.name === label)) {
-      throw new Error(`Choose at least two photos of “${label}”, which is new.`);
+    if (photos.length < 2 && !state.classes.some((info) => info.name === label)) {
+      throw new Error(`Choose at least two photos of the new class “${label}”.`);
     }
   }
   const all = groups.flatMap(({ label, photos }) => photos.map((photo) => [label, photo]));
-  const most = page.health.learn_files;
-  if (Math.max(all.length, none.length) > most) throw new Error(`Send at most ${most} photos at a time, or a zip of class folders.`);
-  const forms = zips.map(({ zip }) => ({ path: "/learn", words: updateName(zip.name), fields: [["zip", zip], ["name", updateName(zip.name)]] }));
+  const limit = state.health.learn_files;
+  if (Math.max(all.length, background.length) > limit) throw new Error(`Send at most ${limit} photos at a time, or a zip of class folders.`);
+  const requests = zips.map(({ zip }) => ({ path: "/learn", name: updateName(zip.name), fields: [["zip", zip], ["name", updateName(zip.name)]] }));
   if (all.length) {
-    const words = updateName(inWords(groups.map(({ label }) => label)));
+    const name = updateName(joinNames(groups.map(({ label }) => label)));
     const fields = all.flatMap(([label, photo]) => [["class", label], ["images", photo]]);
-    forms.push({ path: "/learn", words, fields: [...fields, ["name", words]] });
+    requests.push({ path: "/learn", name, fields: [...fields, ["name", name]] });
   }
-  if (none.length) {
-    const words = "none of the classes";
-    forms.push({ path: "/background", words, fields: [...none.map((photo) => ["images", photo]), ["name", words]] });
+  if (background.length) {
+    const name = "none of the classes";
+    requests.push({ path: "/background", name, fields: [...background.map((photo) => ["images", photo]), ["name", name]] });
   }
-  return forms;
+  return requests;
 }
 
 async function teach(event) {
   event.preventDefault();
-  for (const place of ["teach-error", "teach-done"]) say(place, "");
+  for (const place of ["teach-error", "teach-done"]) showText(place, "");
   $("teach-remarks").replaceChildren();
-  $("teach-go").disabled = true;
+  $("teach-submit").disabled = true;
   try {
-    for (const form of requests()) await taughtOnce(form);
-    page.photos = [];
-    page.lined = [];
+    for (const request of buildRequests()) await runJob(request);
+    state.photos = [];
+    state.queue = [];
     $("teach-class").value = "";
-    $("teach-none").checked = false;
-    showNone();
-    showLined();
-    showKnown();
+    $("teach-background").checked = false;
+    updateMode();
+    showQueue();
+    showExisting();
   } catch (error) {
-    say("teach-error", error.message);
-    if (error.status !== 401) $("teach-error").scrollIntoView({ block: "nearest" }); // or else the focus is on the token
+    showText("teach-error", error.message);
+    if (error.status !== 401) $("teach-error").scrollIntoView({ block: "nearest" }); // the focus is already on the token
   } finally {
     $("training").hidden = true;
-    $("teach-go").disabled = false;
+    $("teach-submit").disabled = false;
   }
 }
 
-async function taughtOnce({ path, words, fields }) {
+async function runJob({ path, name, fields }) {
   const form = new FormData();
-  fields.forEach(([name, value]) => form.append(name, value));
-  showTraining(`Sending “${words}”…`);
-  const training = await teacherApi(`${path}?on_bad=skip`, form);
-  const last = await followed(training.id);
-  if (last.status !== "done") throw new Error(last.detail);
-  page.fresh = new Set(last.classes);
-  await taught();
-  say("teach-done", `Learned “${words}” from ${photoCount(last.images)} in ${last.seconds} s. Version ${last.version} answers now.`);
-  const unread = {};
-  for (const line of last.skipped) { // "image: reason"; a reason that many images share stands once
+  fields.forEach(([field, value]) => form.append(field, value));
+  showTraining(`Sending “${name}”…`);
+  const job = await authorizedApi(`${path}?on_bad=skip`, form);
+  const report = await followJob(job.id);
+  if (report.status !== "done") throw new Error(report.detail);
+  state.fresh = new Set(report.classes);
+  await onTaught();
+  showText("teach-done", `Learned “${name}” from ${photoCount(report.images)} in ${report.seconds} s. The model is now at version ${report.version}.`);
+  const byReason = {};
+  for (const line of report.skipped) { // "image: reason"; images with the same reason are listed together
     const [, image, reason] = line.match(/^(.*?): (.*)$/s);
-    (unread[reason] ??= []).push(image);
+    (byReason[reason] ??= []).push(image);
   }
-  const skipped = Object.entries(unread).map(([reason, images]) =>
-    `Left out, as ${images.length > 1 ? "they" : "it"} cannot be read: ${images.join(", ")}: ${reason}`);
-  $("teach-remarks").append(...[...skipped, ...last.remarks].map((remark) => make("li", {}, remark)));
+  const skipped = Object.entries(byReason).map(([reason, images]) =>
+    `Left out, unreadable: ${images.join(", ")}: ${reason}`);
+  $("teach-remarks").append(...[...skipped, ...report.remarks].map((remark) => create("li", {}, remark)));
 }
 
 function showTraining(note, done = 0, total = 0) {
@@ -224,11 +224,11 @@ function showTraining(note, done = 0, total = 0) {
   else $("training-bar").removeAttribute("value");
 }
 
-const STAGES = { "reading the model": "Starting", prototypes: "Looking at every photo" };
+const STAGES = { "reading the model": "Starting", prototypes: "Processing all photos" };
 
-function followed(id) {
-  const words = (note) => STAGES[note] ?? note[0].toUpperCase() + note.slice(1);
-  const show = (report) => showTraining(`${words(report.note)}…`, report.done, report.total);
+function followJob(id) {
+  const label = (note) => STAGES[note] ?? note[0].toUpperCase() + note.slice(1);
+  const show = (report) => showTraining(`${label(report.note)}…`, report.done, report.total);
   return new Promise((resolve, reject) => {
     const events = new EventSource(`/learn/${id}/events`);
     events.addEventListener("progress", (event) => show(JSON.parse(event.data)));
@@ -237,9 +237,9 @@ function followed(id) {
       resolve(JSON.parse(event.data));
     });
     events.onerror = () => {
-      if (events.readyState !== EventSource.CLOSED) return; // it connects again by itself
+      if (events.readyState !== EventSource.CLOSED) return; // it reconnects by itself
       api(`/learn/${id}`).then((report) => (["done", "failed"].includes(report.status) ? resolve(report)
-        : reject(new Error("Lost sight of the training job; reload the page to see whether it is done."))), reject);
+        : reject(new Error("Lost the connection to the training job; reload the page to see whether it is done."))), reject);
     };
   });
 }
