@@ -182,7 +182,7 @@ def export(
     preprocess: Annotated[
         bool | None,
         typer.Option(
-            help="Include the preprocessing, so that the file takes photos of any size (uint8).",
+            help="Include resizing and cropping, so that the file takes photos of any size (uint8).",
             show_default="included with onnx, not with torch",
         ),
     ] = None,
@@ -198,14 +198,15 @@ def export(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a file of another kind or precision, or one that is no export.")
+        bool,
+        typer.Option("--force", help="Overwrite a file of another kind or precision, or one that is not an export."),
     ] = False,
     backbone: MovedBackbone = None,
 ) -> None:
     """Export a model to a single ONNX or PyTorch file for any batch size.
 
-    The file contains the network, the adapter and the prototypes. It is kept only if its answers equal those of the
-    model. A JSON file next to it describes the classes, the input and the output.
+    The file contains the network, the adapter and the prototypes. It is kept only if its answers equal
+    those of the model. A JSON file next to it describes the classes, the input and the output.
     """
     from onea.cli.display import class_count, print_quality
     from onea.errors import OneaError, did_you_mean

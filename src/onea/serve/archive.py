@@ -7,6 +7,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
@@ -20,51 +21,47 @@ _ZIP64_LOCATOR = b"PK\x06\x07"
 _ENTRY_BYTES = 1_000  # of one entry of the directory: its fields and a long name
 _ANY_RATIO_BYTES = MEGABYTE  # smaller files, such as text, may have any compression ratio
 _ENCRYPTED = 0x1
+ArchivedImage = tuple[str, str, Callable[[], bytes]]
 
 
-class Archive:
-    """The images in a zip: ``<class>/<image>``, or the same below one folder that holds everything.
+def read_archive(file: BinaryIO, limits: Limits) -> tuple[list[ArchivedImage], tuple[str, ...]]:
+    """Class, name and reader of each image in a zip, and the names of the other files.
 
-    Attributes:
-        entries: class, name and reader of each image.
-        left_out: files without the extension of an image, or outside the class folders.
+    The layout is ``<class>/<image>``, or the same below one folder that holds everything.
 
     Raises:
         Problem: it is not a zip, exceeds a limit, has unsafe names, or another layout.
     """
+    _check_directory(file, limits)
+    try:
+        archive = zipfile.ZipFile(file)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files raise ValueError, struct.error, OSError and others
+        raise _not_a_zip() from error
+    _check_entries(archive.infolist(), limits)
+    files = [entry for entry in archive.infolist() if not _is_folder(entry) and not _hidden(entry.filename)]
+    photos = [entry for entry in files if is_photo(entry.filename)]
+    photos = [entry for entry in photos if len(PurePosixPath(entry.filename).parts) > 1] or photos
+    names = {entry.filename for entry in photos}
+    images: list[ArchivedImage] = [
+        (label, name, partial(_read, archive, entry))
+        for entry, (label, name) in zip(photos, _labels_and_names(photos), strict=True)
+    ]
+    return images, tuple(entry.filename for entry in files if entry.filename not in names)
 
-    def __init__(self, file: BinaryIO, limits: Limits) -> None:
-        _check_directory(file, limits)
-        try:
-            self._zip = zipfile.ZipFile(file)
-        except MemoryError:
-            raise
-        except Exception as error:  # damaged files raise ValueError, struct.error, OSError and others
-            raise _not_a_zip() from error
-        _check_entries(self._zip.infolist(), limits)
-        files = [entry for entry in self._zip.infolist() if not _is_folder(entry) and not _hidden(entry.filename)]
-        photos = _in_class_folders([entry for entry in files if is_photo(entry.filename)])
-        names = {entry.filename for entry in photos}
-        self.left_out = tuple(entry.filename for entry in files if entry.filename not in names)
-        self.entries = [
-            (label, name, self._reader(entry))
-            for entry, (label, name) in zip(photos, _labels_and_names(photos), strict=True)
-        ]
 
-    def _reader(self, entry: zipfile.ZipInfo) -> Callable[[], bytes]:
-        def read() -> bytes:
-            try:
-                with self._zip.open(entry) as file:
-                    content = file.read(entry.file_size + 1)
-            except MemoryError:
-                raise
-            except Exception as error:
-                raise _damaged(entry) from error
-            if len(content) != entry.file_size:
-                raise _damaged(entry)
-            return content
-
-        return read
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    try:
+        with archive.open(entry) as file:
+            content = file.read(entry.file_size + 1)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _damaged(entry) from error
+    if len(content) != entry.file_size:
+        raise _damaged(entry)
+    return content
 
 
 def _check_directory(file: BinaryIO, limits: Limits) -> None:
@@ -115,11 +112,6 @@ def _check_name(entry: zipfile.ZipInfo) -> None:
         or (parts and parts[0].endswith(":"))
     ):
         raise Problem(422, f"The zip has an unsafe path ({_shown(entry)}); {_LAYOUT}.")
-
-
-def _in_class_folders(photos: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """The photos without those outside of all folders."""
-    return [entry for entry in photos if len(PurePosixPath(entry.filename).parts) > 1] or photos
 
 
 def _labels_and_names(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:

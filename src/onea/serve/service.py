@@ -65,6 +65,9 @@ class Service:
         path: the model folder.
         settings: of the service.
         machine: arguments of ``onea.load`` such as device, threads and unknown; None means the default of the model.
+
+    Attributes:
+        present: the version that answers now.
     """
 
     def __init__(self, path: Path, settings: Settings, machine: Mapping[str, Any] | None = None) -> None:
@@ -73,16 +76,11 @@ class Service:
         snapshot = model.snapshot()
         self._engine, self._defaults = snapshot.engine, model.get_params()
         self._unknown = (machine or {}).get("unknown")
-        self._present = Present(snapshot, read_manifest(self.path))
+        self.present = Present(snapshot, read_manifest(self.path))
         self._change_lock, self._swap_lock = threading.Lock(), threading.Lock()
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None  # of requests and jobs during a shutdown
-
-    @property
-    def present(self) -> Present:
-        """The version that answers now."""
-        return self._present
 
     @property
     def side(self) -> int:
@@ -106,8 +104,8 @@ class Service:
             Problem: another training job is running, or the model folder cannot be written.
         """
         if background:
-            self._present.snapshot.check_has_classes()
-        classes = [] if background else class_names(batch, self._present.state)
+            self.present.snapshot.check_has_classes()
+        classes = [] if background else class_names(batch, self.present.state)
         self._acquire()
         job = TrainingJob(classes, len(batch), batch.skipped)
         try:
@@ -194,7 +192,7 @@ class Service:
 
     def _edit(self, next_state: Callable[[State, int, str], State], keep: int | None = None) -> State:
         """Make a change that needs no network; errors are raised before the folder is locked."""
-        next_state(self._present.state, self._present.manifest.versions.next, "")
+        next_state(self.present.state, self.present.manifest.versions.next, "")
         return self._change(lambda: change(self.path, next_state, keep), lambda state: state)
 
     def _change(self, action: Callable[[], Result], get_state: Callable[[Result], State]) -> Result:
@@ -223,17 +221,17 @@ class Service:
     def _load_present(self) -> None:
         manifest = read_manifest(self.path)
         present = manifest.versions.present
-        if manifest != self._present.manifest or read_id(self.path, present) != self._present.state.id:
+        if manifest != self.present.manifest or read_id(self.path, present) != self.present.state.id:
             state = read_state(self.path, present)
             self._engine.check_backbone(state.backbone)
             self._swap(state, manifest)
 
     def _check_present(self, id: str) -> None:
         """Refuse to change a version that another process saved and that no client has seen."""
-        if id != self._present.state.id:
+        if id != self.present.state.id:
             self._load_present()
             raise OneaError(
-                f"{self.path} was changed by another process (its version is {self._present.state.version} now); look "
+                f"{self.path} was changed by another process (its version is {self.present.state.version} now); look "
                 "at its classes and send this request again."
             )
 
@@ -260,7 +258,7 @@ class Service:
             nonlocal report
             with self._swap_lock:
                 self._check_present(state.id)
-                present = self._present
+                present = self.present
             job.start()
             params = self._defaults | present.manifest.params
             if background:
@@ -290,4 +288,4 @@ class Service:
 
     def _swap(self, state: State, manifest: Manifest) -> None:
         unknown = manifest.params["unknown"] if self._unknown is None else self._unknown
-        self._present = Present(Snapshot(self._engine, state, unknown), manifest)
+        self.present = Present(Snapshot(self._engine, state, unknown), manifest)

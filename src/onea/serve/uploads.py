@@ -22,7 +22,7 @@ from onea.data.decode import BadImage, fit, pixel_count, read_image
 from onea.data.image_files import OnBad, summarise_reasons
 from onea.data.pixel_limit import MEGAPIXEL
 from onea.model.learning.images import DecodedImages
-from onea.serve.archive import Archive
+from onea.serve.archive import read_archive
 from onea.serve.problems import Problem
 from onea.serve.settings import Limits
 from onea.serve.workers import DecoderPool, DecodingJob
@@ -231,9 +231,8 @@ def _read_learn_form(form: FormData, limits: Limits) -> LearnUpload:
 
 
 def _read_zip(file: BinaryIO, limits: Limits, update_name: str | None = None) -> LearnUpload:
-    archive = Archive(file, limits)
-    images = [UploadedImage(name, read, label) for label, name, read in archive.entries]
-    return LearnUpload(images, archive.left_out, update_name)
+    entries, left_out = read_archive(file, limits)
+    return LearnUpload([UploadedImage(name, read, label) for label, name, read in entries], left_out, update_name)
 
 
 def _form_image(upload: UploadFile, number: int, label: str | None = None) -> UploadedImage:
