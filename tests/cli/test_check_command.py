@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea check`` in words, as JSON and in pictures, and one sentence for every mistake."""
+"""``onea check``: its tables, JSON, figures and error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onea.model.evaluation.check import Check
 from onea.model.evaluation.confusions import Absorber, Misclassified, Mistakes
 
 
-def test_a_folder_is_told_in_tables_and_pictures(onea, shop, tiny_images):
+def test_a_check_of_a_folder_prints_tables_and_draws_figures(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "train", "photos")
     shutil.move("photos/class00/0.png", "photos/class01/moved.png")
     code, out, err = onea("check", str(shop), "photos", "--threads", "1", "-o", "found")
@@ -30,7 +30,7 @@ def test_a_folder_is_told_in_tables_and_pictures(onea, shop, tiny_images):
         assert Image.open(f"found/{name}.png").width > 500
 
 
-def test_json_holds_all_of_it(onea, shop, tiny_images):
+def test_json_has_the_whole_check(onea, shop, tiny_images):
     code, out, err = onea("check", str(shop), str(tiny_images / "train"), "--threads", "1", "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -45,7 +45,7 @@ def test_json_holds_all_of_it(onea, shop, tiny_images):
     assert all(Path(path).is_file() for path in found["pictures"])
 
 
-def test_a_model_alone_is_checked_without_photos_or_pictures(onea, shop):
+def test_a_model_is_checked_without_photos_and_figures(onea, shop):
     code, out, err = onea("check", str(shop))
     assert code == 0, err
     assert "give a folder of photos" in out
@@ -56,13 +56,13 @@ def test_a_model_alone_is_checked_without_photos_or_pictures(onea, shop):
     assert found["suspects"] == found["pictures"] == []
 
 
-def test_a_model_that_has_forgotten_everything_is_not_checked(onea, shop):
+def test_a_model_without_classes_is_not_checked(onea, shop):
     assert onea("forget", str(shop), *(f"class{row:02d}" for row in range(4)))[0] == 0
     code, _, err = onea("check", str(shop))
     assert (code, err) == (2, "onea: The model has no classes yet; teach it some first.\n")
 
 
-def test_unreadable_photos_stop_a_check_or_are_left_out(onea, shop, tiny_images):
+def test_unreadable_photos_are_refused_or_left_out(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "train", "photos")
     Path("photos/class00/x.jpg").write_text("no image")
     code, _, err = onea("check", str(shop), "photos", "--threads", "1")
@@ -92,7 +92,7 @@ def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
     assert err.count("\n") == 1
 
 
-def test_a_check_without_a_folder_judges_what_was_held_out(onea, shop):
+def test_a_check_without_a_folder_uses_held_out_photos(onea, shop):
     code, out, err = onea("check", str(shop))
     assert code == 0, err
     assert " of 4 held-out photos misclassified" in out
@@ -102,7 +102,7 @@ def test_a_check_without_a_folder_judges_what_was_held_out(onea, shop):
     assert told.keys() == {"images", "mistakes", "absorbing", "misclassified"}
 
 
-def test_the_class_that_mistakes_end_in_is_printed():
+def test_held_out_mistakes_are_printed():
     console = Console(width=100, file=io.StringIO())
     mistakes = Mistakes(60, 8, (Absorber("fig", 4, 0.5, ("kiwi", "plum")),), (Misclassified("kiwi", 3, 4, "fig"),))
     print_check(console, Check(1, (), (), mistakes=mistakes), 20)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line as a person uses it: results on success, one sentence and exit code 2 on a mistake."""
+"""The command line: results on success, one sentence and exit code 2 for invalid input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same words for the same things: in commands, over HTTP, in tables of 80 columns."""
+"""Consistent output: commands and HTTP have the same keys and values, tables fit into 80 columns."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_classes_are_listed_as_the_service_lists_them(onea, shop):
     assert told == {"version": 1, "count": 3, "classes": [{"name": f"class0{n}", "images": 6} for n in range(3)]}
 
 
-def test_an_evaluation_for_programs(onea, shop, tiny_images):
+def test_evaluate_as_json(onea, shop, tiny_images):
     broken = Path("photos/class00")
     shutil.copytree(tiny_images / "test", "photos")
     (broken / "cut.png").write_bytes((broken / "0.png").read_bytes()[:60])
@@ -89,7 +89,7 @@ def test_an_evaluation_for_programs(onea, shop, tiny_images):
     assert Path("seen.png").is_file()
 
 
-def test_without_a_place_for_it_there_is_no_picture_and_no_error(onea, shop, tiny_images, monkeypatch):
+def test_evaluate_in_a_read_only_folder_draws_no_figure(onea, shop, tiny_images, monkeypatch):
     monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)  # root may write everywhere
     code, out, err = onea("evaluate", "shop.onea", str(tiny_images / "test"))
     assert code == 0, err
@@ -97,7 +97,7 @@ def test_without_a_place_for_it_there_is_no_picture_and_no_error(onea, shop, tin
     assert onea("evaluate", "shop.onea", str(tiny_images / "test"), "-o", "seen.png")[0] == 2
 
 
-def test_two_classes_can_become_one(onea, shop, tiny_images):
+def test_two_classes_can_be_merged(onea, shop, tiny_images):
     code, _, err = onea("rename", "shop.onea", "class00", "class01")
     assert code == 2
     assert "choose another name for 'class00', or merge them by --merge." in err
@@ -139,7 +139,7 @@ def test_listed_defaults_of_a_method_are_those_of_a_run(onea):
     assert shown() != shown("--preset", "paper")
 
 
-def test_a_model_taught_class_by_class_says_what_would_help(onea, tiny_vit, tiny_images):
+def test_a_model_taught_class_by_class_comes_with_advice(onea, tiny_vit, tiny_images):
     fast = ["--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--precision", "fp32"]
     for number in range(2):
         Path(f"day{number}").mkdir()
@@ -157,7 +157,7 @@ def test_a_model_taught_class_by_class_says_what_would_help(onea, tiny_vit, tiny
     assert ("never been trained" in onea("info", "shop.onea")[1]) == (not trained)
 
 
-def test_all_the_time_that_teaching_took_is_told(onea, tiny_vit, tiny_images):
+def test_the_printed_time_includes_loading_and_saving(onea, tiny_vit, tiny_images):
     """Not only that of the update: what was loaded and read before it and written after it took time, too."""
     fast = ["--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--precision", "fp32"]
     started = time.perf_counter()
@@ -171,14 +171,14 @@ def test_all_the_time_that_teaching_took_is_told(onea, tiny_vit, tiny_images):
     assert onea("info", "new.onea")[1].startswith("learned 6 new classes from 36 images in 19.6 s")
 
 
-def test_one_of_a_thing_is_told_as_one(onea, shop, tiny_images):
+def test_singular_forms(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class00", "more/class00", ignore=shutil.ignore_patterns("[12].png"))
     assert "learned 1 known class again from 1 image in" in onea("teach", "shop.onea", "more", "--threads", "1")[1]
     assert "shop.onea now has 1 class " in onea("forget", "shop.onea", "class01", "class02")[1]
     assert "is at version 2 again, with 3 classes" in onea("undo", "shop.onea")[1]
 
 
-def test_a_heic_photo_in_a_folder_is_never_passed_over(onea, shop, tiny_images):
+def test_a_heic_photo_in_a_folder_is_never_ignored(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class00", "new")
     Path("new/IMG_1.HEIC").write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heic")  # nothing can read it
     code, out, err = onea("predict", "shop.onea", "new")
@@ -194,7 +194,7 @@ def test_a_heic_photo_in_a_folder_is_never_passed_over(onea, shop, tiny_images):
 @pytest.mark.parametrize(
     "words", ["predict shop.onea {}", "evaluate shop.onea {}", "history shop.onea", "classes shop.onea"]
 )
-def test_80_columns_hold_a_table_without_broken_words(onea, shop, tiny_images, monkeypatch, words):
+def test_tables_fit_into_80_columns(onea, shop, tiny_images, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
     Path("new").symlink_to(tiny_images / "test")
     code, out, err = onea(*words.format("new").split())
@@ -221,7 +221,7 @@ LONG = {
     "words", ["predict shop.onea {}", "evaluate shop.onea {}", "history shop.onea", "classes shop.onea",
               "check shop.onea", "check shop.onea {}"],
 )  # fmt: skip
-def test_80_columns_lose_nothing_of_long_names(onea, shop, tiny_images, monkeypatch, words):
+def test_long_names_are_complete_in_80_columns(onea, shop, tiny_images, monkeypatch, words):
     """Whatever is on more than one line is all there, and no number is torn."""
     monkeypatch.setenv("COLUMNS", "80")
     for old, new in LONG.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command has in common: examples in its help that are accepted, one look of tables, plain words."""
+"""Help texts: every command has valid examples, and every option a help text."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_the_help_of_a_command_ends_with_examples_that_it_accepts(name, onea):
         check_command(words)
 
 
-def test_the_help_of_onea_itself_ends_with_the_first_commands_to_type(onea):
+def test_the_help_of_onea_ends_with_examples(onea):
     told = " ".join(onea("--help")[1].partition("Examples:")[2].split())
     assert told.split("$ ")[1:] == [f"{line} " for line in START[:-1]] + [START[-1]]
 
 
-def test_every_place_for_output_has_the_same_short_name():
+def test_every_output_option_has_the_same_short_name():
     """And no command has a short name twice."""
     opts = {name: [opt for one in command.params for opt in one.opts] for name, command in GROUP.commands.items()}
     with_out = [name for name, own in opts.items() if "--out" in own]
@@ -61,7 +61,7 @@ def test_a_short_name_is_no_option_of_the_method(onea, tiny_run):
 
 
 @pytest.mark.parametrize("name", ["", *GROUP.commands])
-def test_a_flag_does_not_look_as_if_it_took_a_value(name, onea, monkeypatch):
+def test_flags_are_listed_without_a_type(name, onea, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")  # no line is broken
     out = onea(*name.split(), "--help")[1]
     command = GROUP.commands[name] if name else GROUP
@@ -74,14 +74,14 @@ def test_a_flag_does_not_look_as_if_it_took_a_value(name, onea, monkeypatch):
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
-def test_the_help_of_a_command_is_plain_and_has_a_meaning_for_every_option(name, onea):
+def test_every_option_has_a_help_text_without_markup(name, onea):
     assert "``" not in onea(name, "--help")[1]
     hidden = {one.name for one in GROUP.commands[name].params if getattr(one, "hidden", False)}
     assert not [one.name for one in GROUP.commands[name].params if not one.help and one.name not in hidden]
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
-def test_nothing_in_a_help_is_taken_for_markup(name, onea, monkeypatch):
+def test_help_texts_are_not_parsed_as_markup(name, onea, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")  # no line is broken
     out = onea(name, "--help")[1]
     for one in GROUP.commands[name].params:
@@ -92,7 +92,7 @@ def test_nothing_in_a_help_is_taken_for_markup(name, onea, monkeypatch):
 
 
 @pytest.mark.parametrize("name", METHODS.builtin)
-def test_options_of_a_method_are_told_in_plain_words(name, onea):
+def test_options_of_a_method_are_listed_without_markup(name, onea):
     out = onea("methods", name)[1]
     assert "``" not in out
     assert "┃" not in out
@@ -108,7 +108,7 @@ def test_every_list_has_heads_and_a_rule(words, onea):
     assert len(lines) > 3
 
 
-def test_tables_have_one_look():
+def test_tables_have_the_same_style():
     """No command chooses a box of its own; numbers stand on the right, as ``Table.from_texts`` puts them."""
     for path in SOURCES:
         text = path.read_text("utf-8")

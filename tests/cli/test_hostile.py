@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that nobody means, tried on every option of every command: no traceback, and nothing is written."""
+"""Invalid arguments for every option of every command: no traceback, and nothing is written."""
 
 from __future__ import annotations
 
@@ -190,12 +190,12 @@ def check_options(kind: type, make: Any) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("kappa", -1), ("quantile", 2)])
-def test_a_merge_that_makes_no_sense_is_refused_before_anything_is_trained(option, value):
+def test_an_invalid_merge_is_refused_before_training(option, value):
     with pytest.raises(OneaError, match=option):
         make_config({"method": "one-a", option: value})
 
 
-def test_rates_are_not_negative_whatever_they_are_called():
+def test_rates_are_not_negative():
     with pytest.raises(OneaError, match="alignment_learning_rate is -1"):
         make_config({"method": "mos", "alignment_learning_rate": -1})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model on the command line, from the first photo to the export, and one sentence for every mistake."""
+"""The commands about models, and one sentence for every error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def snapshot(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in files}
 
 
-def test_teach_says_what_was_learned(onea, shop, days):
+def test_teach_prints_the_update(onea, shop, days):
     code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--threads", "1")
     assert code == 0
     assert "learned 1 new class from 6 images" in out
@@ -79,14 +79,14 @@ def test_predict_in_three_forms(onea, shop, tiny_images):
     assert [float(row["probability_1"]) for row in rows] == [line["top"][0]["probability"] for line in lines]
 
 
-def test_odd_tags_of_a_photo_are_not_complained_about(onea, shop, recwarn):
+def test_invalid_tags_of_a_photo_cause_no_warning(onea, shop, recwarn):
     cut_short = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\x0f\x01\x02\0\xff\0"
     Image.new("RGB", (40, 30)).save("photo.jpg", exif=cut_short)
     assert onea("predict", "shop.onea", "photo.jpg")[0] == 0
     assert [str(one.message) for one in recwarn if "PIL" in one.filename] == []
 
 
-def test_predict_takes_another_rate_of_unknown(onea, shop, tiny_images):
+def test_predict_with_another_unknown_rate(onea, shop, tiny_images):
     def unknown(rate: str) -> int:
         return onea("predict", "shop.onea", str(tiny_images / "test"), "--csv", "--unknown", rate)[1].count("unknown")
 
@@ -157,7 +157,7 @@ def test_evaluate_measures_how_well_unknown_photos_are_detected(onea, shop, days
     assert Image.open("seen-unknown.png").width > 500
 
 
-def test_unknown_photos_before_a_model_that_answers_no_unknown(onea, tiny_vit, days, strange):
+def test_unknown_photos_for_a_model_without_a_threshold(onea, tiny_vit, days, strange):
     assert onea("teach", "sure.onea", str(days / "monday"), "--backbone", tiny_vit, "--unknown", "0", *FAST)[0] == 0
     code, out, err = onea("evaluate", "sure.onea", str(days / "monday"), "--unknown", strange)
     assert code == 0, err
@@ -167,7 +167,7 @@ def test_unknown_photos_before_a_model_that_answers_no_unknown(onea, tiny_vit, d
     assert Path("confusion-unknown.png").is_file()
 
 
-def test_unknown_photos_that_are_none_get_one_sentence_and_no_picture(onea, shop, days, tiny_images):
+def test_invalid_folders_of_unknown_photos_are_refused(onea, shop, days, tiny_images):
     Path("empty").mkdir()
     for where, words in (
         ("nowhere", "nowhere does not exist; give a folder"),
@@ -198,7 +198,7 @@ def test_rename_forget_and_undo(onea, shop, tiny_images):
     assert "nothing to undo" in err
 
 
-def test_export_says_what_the_file_wants(onea, shop):
+def test_export_prints_the_input_of_the_file(onea, shop):
     code, out, err = onea("export", "shop.onea", "--to", "torch")
     assert code == 0, err
     assert "shop.pt2: 3 classes, version 1" in out
@@ -336,7 +336,7 @@ def test_a_reason_that_photos_share_is_printed_once(onea, shop, tiny_images):
         assert line.count(".heic") == 4
 
 
-def test_folders_of_class_folders_are_told(onea, tiny_vit, tiny_images):
+def test_folders_of_class_folders_are_reported(onea, tiny_vit, tiny_images):
     for day, name in (("monday", "class00"), ("tuesday", "class01")):
         shutil.copytree(tiny_images / "train" / name, f"week/{day}/{name}")
     remark = "folders of class folders: 2 (monday, tuesday)"
@@ -349,7 +349,7 @@ def test_folders_of_class_folders_are_told(onea, tiny_vit, tiny_images):
 
 
 @pytest.mark.parametrize("name", ["T-shirt/top", "..", "aux", "苹果" * 50, ".hidden"])
-def test_a_name_that_no_folder_can_have_is_explained(onea, shop, name):
+def test_a_class_name_that_is_no_folder_name_is_reported(onea, shop, name):
     code, out, _ = onea("rename", "shop.onea", "class00", name)
     assert code == 0
     assert f"'{name}' is no valid folder name everywhere: teach photos of this class together with their labels" in out
@@ -357,7 +357,7 @@ def test_a_name_that_no_folder_can_have_is_explained(onea, shop, name):
 
 
 @pytest.mark.parametrize("name", ["", " ", "kiwi ", "a\0b", "x" * 201])
-def test_a_name_that_no_class_can_have_is_refused(onea, shop, name):
+def test_invalid_class_names_are_refused(onea, shop, name):
     code, _, err = onea("rename", "shop.onea", "class00", name)
     assert code == 2
     assert "cannot be a class name" in err
@@ -392,7 +392,7 @@ def clear_photos(model: str, taught: Path, folder: Path) -> None:
         (folder / f"{row}.png").symlink_to(batch.names[row])
 
 
-def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
+def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
     assert onea("teach", "all.onea", str(tiny_images / "train"), "--backbone", tiny_vit, *FAST)[0] == 0
     before = snapshot(Path("all.onea"))
     clear_photos("all.onea", tiny_images / "train", Path("known"))
@@ -536,7 +536,7 @@ def foreign(shop) -> Path:
     return shop
 
 
-def test_a_foreign_models_names_are_shown_and_not_obeyed(onea, foreign, tiny_images):
+def test_names_of_an_untrusted_model_are_escaped(onea, foreign, tiny_images):
     """Whatever a class is called, the terminal shows it and does nothing else."""
     images = str(tiny_images / "test")
     said = []
@@ -562,7 +562,7 @@ def test_a_foreign_models_names_are_shown_and_not_obeyed(onea, foreign, tiny_ima
 
 
 @needs_unicode
-def test_evaluating_a_foreign_model_obeys_no_name_either(onea, foreign, tiny_images):
+def test_names_of_an_untrusted_model_are_escaped_by_evaluate(onea, foreign, tiny_images):
     for name, target in zip(("[red]x[/red]", "[/]"), ("class00", "class01"), strict=True):
         (Path("photos") / name.replace("/", "∕")).parent.mkdir(exist_ok=True)
         (Path("photos") / name.replace("/", "∕")).symlink_to(tiny_images / "test" / target)
@@ -583,7 +583,7 @@ def test_a_class_named_with_thousands_of_digits_is_refused(onea, shop, tiny_imag
         load(shop).learn(images, ["9" * 5_000] * 3 + ["b"] * 3)
 
 
-def test_undo_without_a_card_says_that_it_is_done(onea, shop, days):
+def test_undo_without_a_model_card(onea, shop, days):
     assert onea("teach", "shop.onea", str(days / "tuesday"), "--threads", "1")[0] == 0
     for file in shop.rglob("README.md"):
         file.unlink()
@@ -592,7 +592,7 @@ def test_undo_without_a_card_says_that_it_is_done(onea, shop, days):
     assert "is at version 1 again" in out
 
 
-def test_photos_that_were_taught_before_are_told(onea, tiny_vit, tiny_images):
+def test_repeated_photos_are_reported(onea, tiny_vit, tiny_images):
     assert onea("teach", "all.onea", str(tiny_images / "train"), "--backbone", tiny_vit, *FAST)[0] == 0
     shutil.copytree(tiny_images / "train/class00", "more/class00")
     shutil.copytree(tiny_images / "test/class01", "more/class01")

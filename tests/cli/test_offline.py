@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing leaves the machine: commands run where a look-up or a connection ends the process, with an empty HOME."""
+"""Commands work offline: any DNS look-up or connection ends the process; HOME is empty."""
 
 from __future__ import annotations
 

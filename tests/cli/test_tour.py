@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tour: every command is shown, runs, and does what the tour says."""
+"""``onea tour``: every command is printed and runs."""
 
 from __future__ import annotations
 

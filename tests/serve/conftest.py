@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of the service that wait as long as a loaded machine may need, and a real browser."""
+"""A long default timeout of HTTP clients, and a browser."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: teach a class and recognise it, wide and narrow, by hand and by keyboard."""
+"""The web page in a browser: teaching, predictions, edits and history, wide and narrow."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_refusals_are_shown_as_they_are_and_nothing_changes(open_page, shop, tin
     assert folder_hash(shop) == before
 
 
-def test_one_bad_photo_of_three_does_not_block_the_others(open_page, tiny_images, tmp_path):
+def test_an_unreadable_photo_does_not_block_the_others(open_page, tiny_images, tmp_path):
     page = open_page(390)
     good = photos(tiny_images, 0, "test")
     page.locator("#predict-files").set_input_files(saved(tmp_path / "ask", [good[0], b"broken", good[1]]))
@@ -198,7 +198,7 @@ def test_photos_of_none_of_the_classes(open_page, shop, tmp_path):
     assert onea_load(shop).snapshot().state.background_images == 1
 
 
-def test_no_this_is(open_page, shop, tiny_images, tmp_path):
+def test_correct_a_prediction(open_page, shop, tiny_images, tmp_path):
     page = open_page(390)
     page.locator("#predict-files").set_input_files(saved(tmp_path / "ask", photos(tiny_images, 1, "test")))
     page.locator("#answers > li").nth(2).wait_for()
@@ -212,7 +212,7 @@ def test_no_this_is(open_page, shop, tiny_images, tmp_path):
     assert onea_load(shop).snapshot().state.images == [6, 7, 6, 6]
 
 
-def test_held_out_figures_are_drawn_and_told_of_the_version_that_was_measured(open_page, shop):
+def test_accuracies_name_the_version_that_was_measured(open_page, shop):
     page = open_page(1280)
     of_all = {"overall_accuracy": 0.75, "overall_interval": [0.6, 0.86], "overall_images": 40, "overall_classes": 4}
     figures = of_all | {"held_out": 9, "cross_validated_accuracy": None}
@@ -272,7 +272,7 @@ def test_the_longest_name_does_not_widen_the_page(open_page):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
+def test_the_page_works_by_keyboard(open_page):
     page = open_page(1280)
     reached = []
     for _ in range(18):
@@ -296,7 +296,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
     assert page.evaluate(UNNAMED) == []
 
 
-def test_the_documents_show_every_address(open_page):
+def test_the_api_page_lists_every_endpoint(open_page):
     page = open_page(390)
     page.get_by_role("link", name="API").click()
     page.locator(".op").nth(12).wait_for()
@@ -304,7 +304,7 @@ def test_the_documents_show_every_address(open_page):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_without_a_token_the_page_says_that_teaching_is_off(browser, shop):
+def test_without_a_token_teaching_is_disabled(browser, shop):
     with live(service_of(shop, token=None)) as address:
         page = browser.new_page()
         page.goto(address)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that changes while it is asked: no answer from half a version, an orderly end, and kill -9."""
+"""Updates during predictions, shutdown, and kill -9."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def is_right(prediction, expected) -> bool:
     )
 
 
-def test_a_rate_that_the_service_was_given_holds_for_every_version(shop, tiny_images):
+def test_the_unknown_rate_of_the_service_applies_to_every_version(shop, tiny_images):
     onea.load(shop).rename("class00", "zero").save(shop)
     plain, strict = (Service(shop, Settings(), {"threads": 1, **given}) for given in ({}, {"unknown": 0.5}))
     assert strict.present.snapshot.threshold > plain.present.snapshot.threshold
@@ -118,7 +118,7 @@ def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_im
         assert client.get("/classes").json()["version"] == 2
 
 
-def test_concurrent_requests_share_a_pass(shop, tiny_images):
+def test_concurrent_requests_share_a_forward_pass(shop, tiny_images):
     service = service_of(
         shop, batch_wait=600, batch_size=16
     )  # as many as ask at once, so that nobody waits for the time
@@ -132,7 +132,7 @@ def test_concurrent_requests_share_a_pass(shop, tiny_images):
     assert "onea_batch_images_count 3" in text
 
 
-def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny_images, monkeypatch):
+def test_a_batch_is_limited_and_never_splits_a_request(shop, tiny_images, monkeypatch):
     sizes = []
     original = Snapshot.compute_scores
 

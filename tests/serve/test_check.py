@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GET /check` costs one computation for each version, however many ask, and holds nobody up."""
+"""`GET /check` is computed once for each version and does not block other requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_predictions_are_answered_while_a_check_is_computed(shop, computations):
         assert checking.result().status_code == 200
 
 
-def test_a_version_is_checked_once_for_everybody(shop, computations):
+def test_a_version_is_checked_once(shop, computations):
     with live(service_of(shop)) as address, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(httpx.get, f"{address}/check", timeout=60) for _ in range(12)]
         wait_for(lambda: computations.begun)

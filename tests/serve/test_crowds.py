@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that would have the service for themselves, by large images, slowness or number: others are answered."""
+"""Large images, slow uploads and many requests of a client do not block other clients."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ask(address, content=None, **options):
     return httpx.post(f"{address}/predict", content=content or png(), headers=IMAGE, timeout=20, **options)
 
 
-def test_a_client_without_a_timeout_of_its_own_is_patient(patience):
+def test_the_default_timeout_of_clients(patience):
     """A loaded machine may take longer than httpx waits by itself; httpx has no setting for it."""
     made = inspect.signature(httpx.post).parameters["timeout"].default
     assert httpx.Client().timeout == made == httpx.Timeout(patience)
@@ -86,7 +86,7 @@ def test_large_images_keep_nobody_waiting(shop, gate):
         assert large.result().status_code == 200
 
 
-def test_nothing_more_is_decoded_for_a_client_that_has_gone(shop, gate):
+def test_decoding_stops_when_the_client_disconnects(shop, gate):
     with live(service_of(shop, limits=LIMITS)) as address:
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{address}/predict", files=form([LARGE] * 16), timeout=httpx.Timeout(60, read=0.5))
@@ -99,7 +99,7 @@ def test_nothing_more_is_decoded_for_a_client_that_has_gone(shop, gate):
         assert len(gate.held) == begun + 1
 
 
-def test_the_images_of_a_request_may_have_so_many_pixels_together(shop, gate):
+def test_the_pixels_of_a_request_are_limited(shop, gate):
     gate.opened.set()
     with client_of(shop, limits=LIMITS) as client:
         assert client.post("/predict", files=form([LARGE] * 16)).status_code == 200
@@ -142,7 +142,7 @@ images = st.lists(st.integers(0, 100), min_size=1, max_size=5)
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), images), max_size=8), st.integers(2, 5))
-def test_every_request_gets_its_results_and_no_more_is_in_work_than_allowed(requests, threads):
+def test_every_request_gets_its_results_within_the_limits(requests, threads):
     limits = Limits(pixels=100)
     results, seen = run_jobs(limits, requests, threads)
     for (_, asked), got in zip(requests, results, strict=True):
@@ -163,7 +163,7 @@ def test_the_smallest_request_of_a_client_comes_first_and_clients_take_turns():
     ]  # fmt: skip
 
 
-def test_the_largest_request_of_a_client_gives_way_when_it_waits_for_too_much():
+def test_the_largest_waiting_request_of_a_client_is_refused():
     limits = Limits(pixels=100)
     most = limits.waiting_pixels // 100
     requests = [("a", [100] * (most - 5)), ("a", [100] * 4), ("b", [100] * 4), ("a", [100] * 2)]
@@ -217,7 +217,7 @@ def padded(kind: str, count: int) -> bytes:
         (padded("PNG", 20_000), "too many chunks"),
     ],
 )
-def test_images_that_were_made_to_take_long(shop, content, words):
+def test_images_that_take_long_to_decode_are_refused(shop, content, words):
     with client_of(shop) as client:
         refused = client.post("/predict", content=content, headers=IMAGE)
         assert refused.status_code == 422, refused.text
@@ -229,7 +229,7 @@ def test_images_that_were_made_to_take_long(shop, content, words):
 # slow clients
 
 
-def test_requests_that_are_still_being_sent_keep_nobody_out(shop):
+def test_slow_uploads_do_not_block_other_clients(shop):
     with live(service_of(shop, limits=Limits(requests=4))) as address, ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(connect(address)).sendall(head(99) + b"x")
@@ -239,7 +239,7 @@ def test_requests_that_are_still_being_sent_keep_nobody_out(shop):
                 assert httpx.get(address + path).status_code == 200, path
 
 
-def test_a_request_that_comes_drop_by_drop_is_ended(shop):
+def test_an_upload_below_the_minimum_rate_is_ended(shop):
     """Each byte comes long before a pause would end the request; but 5 bytes a second are too few."""
     with live(service_of(shop, limits=Limits(pause_seconds=2))) as address, connect(address) as connection:
         connection.sendall(head(1_000))
@@ -255,7 +255,7 @@ def test_a_request_that_comes_drop_by_drop_is_ended(shop):
         assert b"was too slow" in answer
 
 
-def test_every_byte_puts_the_deadline_of_a_request_off():
+def test_every_byte_extends_the_deadline():
     async def receive():
         return {"type": "http.request", "body": b"x" * 500, "more_body": True}
 
@@ -273,7 +273,7 @@ def test_every_byte_puts_the_deadline_of_a_request_off():
     assert (second - first, third - first) == (pytest.approx(10), pytest.approx(20))
 
 
-def test_the_slowest_request_gives_way_to_a_new_one(shop):
+def test_the_slowest_upload_is_ended_for_a_new_one(shop):
     content = png()
     service = service_of(shop, limits=Limits(uploads=2, min_rate=100))
     with live(service) as address, connect(address) as slow, connect(address) as slower:
@@ -289,7 +289,7 @@ def test_the_slowest_request_gives_way_to_a_new_one(shop):
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /classes HTTP/1.1\r\nHost: localh", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"]
 )
-def test_a_connection_whose_request_does_not_begin_is_closed(shop, sent):
+def test_a_connection_without_a_request_is_closed(shop, sent):
     with live(service_of(shop, limits=Limits(head_seconds=0.5))) as address, connect(address) as connection:
         connection.sendall(sent)
         told = b""
@@ -298,7 +298,7 @@ def test_a_connection_whose_request_does_not_begin_is_closed(shop, sent):
         assert told.startswith(b"HTTP/1.1 200") == sent.startswith(b"GET /healthz")
 
 
-def test_a_head_that_does_not_end(shop):
+def test_an_endless_head(shop):
     with live(service_of(shop)) as address, connect(address) as connection:
         connection.sendall(b"GET /classes HTTP/1.1\r\nHost: localhost\r\n")
         lines = (b"X-A: " + b"a" * 20_000 + b"\r\n") * 1_000
@@ -316,7 +316,7 @@ def test_what_is_not_http_gets_a_problem_document(shop):
     assert json.loads(answer.split(b"\r\n\r\n")[1])["detail"].startswith("This is not HTTP/1.1")
 
 
-def test_one_connection_too_many_closes_the_oldest_that_is_idle(shop):
+def test_too_many_connections_close_the_oldest_idle_one(shop):
     with live(service_of(shop, limits=Limits(connections=4))) as address, ExitStack() as stack:
         busy = stack.enter_context(connect(address))
         busy.sendall(head(99) + b"x")
@@ -342,7 +342,7 @@ def test_requests_that_are_too_large_do_not_fill_the_connections(shop):
 # many requests
 
 
-def test_more_requests_than_allowed_are_asked_to_come_again(shop, gate):
+def test_too_many_requests_get_503(shop, gate):
     limits = Limits(pixels=10_000, requests=1)
     with live(service_of(shop, limits=limits)) as address, ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, address, LARGE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forget and rename over HTTP, several classes in one form, and images that cannot be read among others."""
+"""Forget and rename over HTTP, several classes in one form, and unreadable images."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_forget_everywhere(client, shop):
     assert names(client) == ["class00", "class02", "class03"]
 
 
-def test_a_name_that_no_folder_can_have_is_explained(client):
+def test_a_class_name_that_is_no_folder_name_is_reported(client):
     renamed = client.post("/rename", params={"old": "class01", "new": "T-shirt/top"}, headers=TEACHER)
     (remark,) = renamed.json()["remarks"]
     assert remark.startswith("'T-shirt/top' is no valid folder name everywhere")
@@ -87,14 +87,14 @@ def test_refusals_change_nothing(client, shop, path, params, status, words):
     assert folder_hash(shop) == before
 
 
-def test_who_has_no_token_changes_nothing(client, shop):
+def test_without_the_token_nothing_changes(client, shop):
     before = folder_hash(shop)
     assert client.post("/forget", params={"class": "class00"}).status_code == 401
     assert client.post("/rename", params={"old": "class00", "new": "x"}).status_code == 401
     assert folder_hash(shop) == before
 
 
-def test_an_image_that_cannot_be_read_is_skipped_where_asked(client, tiny_images):
+def test_unreadable_images_can_be_skipped(client, tiny_images):
     good = photos(tiny_images, 0, "test")
     sent = form([good[0], b"broken", good[1]])
     refused = client.post("/predict", files=sent)
@@ -128,14 +128,14 @@ def test_several_classes_in_one_form(client, tiny_images):
     assert "one for each of them" in wrong.json()["detail"]
 
 
-def test_what_was_taught_before_is_told(client, tiny_images):
+def test_repeated_images_are_reported(client, tiny_images):
     report = job_end(
         client, client.post("/learn", files={"zip": ("a.zip", class_zip(tiny_images, 0))}, headers=TEACHER)
     )
     assert "all photos are repeated: nothing new was learned" in report["remarks"]
 
 
-def test_a_model_taught_class_by_class_says_what_would_help(tiny_vit, tiny_images, tmp_path):
+def test_a_model_taught_class_by_class_comes_with_advice(tiny_vit, tiny_images, tmp_path):
     """A page is where people teach one class at a time."""
     files = sorted((tiny_images / "train/class00").iterdir())
     path = tiny_model(tiny_vit).learn(files, ["plum"] * 6).save(tmp_path / "shop.onea")
@@ -148,7 +148,7 @@ def test_a_model_taught_class_by_class_says_what_would_help(tiny_vit, tiny_image
             )
 
 
-def test_what_is_no_photo_in_a_zip_is_left_out_and_told(client, tiny_images):
+def test_other_files_in_a_zip_are_ignored_and_reported(client, tiny_images):
     files = {f"day/plum/{n}.png": content for n, content in enumerate(photos(tiny_images, 4))}
     files |= {"day/plum/notes.txt": b"x", "loose.png": photos(tiny_images, 5)[0]}
     report = job_end(client, client.post("/learn", files={"zip": ("a.zip", zipped(files))}, headers=TEACHER))
@@ -156,7 +156,7 @@ def test_what_is_no_photo_in_a_zip_is_left_out_and_told(client, tiny_images):
     assert "files ignored (no image, or outside the class folders): 2 (notes.txt, loose.png)" in report["remarks"]
 
 
-def test_what_shows_none_of_the_classes_is_learned_as_from_python(client, shop, tmp_path):
+def test_background_images_are_learned_as_in_python(client, shop, tmp_path):
     other = onea.load(shop, threads=1, precision="fp32")
     contents = [checkerboard(), png(colour=(0, 90, 20)), b"broken"]
     begun = client.post("/background?on_bad=skip", files=form(contents), data={"name": "shelf"}, headers=TEACHER)
@@ -176,7 +176,7 @@ def test_what_shows_none_of_the_classes_is_learned_as_from_python(client, shop, 
     assert client.post("/undo", headers=TEACHER).json()["version"] == 1
 
 
-def test_a_job_that_fails_before_anybody_looks_is_a_job_all_the_same(client, tiny_images, monkeypatch):
+def test_a_job_that_fails_at_once_has_a_report(client, tiny_images, monkeypatch):
     class Unwatched(TrainingJob):
         def __init__(self, *given):
             super().__init__(*given)
@@ -187,7 +187,7 @@ def test_a_job_that_fails_before_anybody_looks_is_a_job_all_the_same(client, tin
     assert job_end(client, taught)["status"] == "failed"
 
 
-def test_a_background_that_is_none_is_refused(client, shop, tiny_images):
+def test_background_images_of_a_class_are_refused(client, shop, tiny_images):
     before = folder_hash(shop)
     taught = client.post("/background", files=form(photos(tiny_images, 0)), headers=TEACHER)
     report = job_end(client, taught)

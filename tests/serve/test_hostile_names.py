@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that would be markup, scripts or changes of direction are text on the page, whoever gives them."""
+"""Names with markup, scripts or changes of text direction are shown as text on the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sent(names, contents):
     ]
 
 
-def test_hostile_class_names_by_the_page(open_page, tiny_images):
+def test_hostile_class_names_entered_on_the_page(open_page, tiny_images):
     page = open_page(1280)
     page.get_by_label("Token").fill(TOKEN)
     for n, name in enumerate(ALLOWED):
@@ -60,7 +60,7 @@ def test_hostile_class_names_by_the_page(open_page, tiny_images):
     assert not executed(page)
 
 
-def test_hostile_class_names_by_the_api(open_page, tiny_images):
+def test_hostile_class_names_from_the_api(open_page, tiny_images):
     page = open_page(390)
     for n, name in enumerate(ALLOWED):
         renamed = httpx.post(f"{page.url}rename", params={"old": f"class0{n}", "new": name}, headers=TEACHER)
@@ -120,7 +120,7 @@ def test_a_zip_with_a_hostile_name_is_taught(open_page, tiny_images):
     assert not executed(page)
 
 
-def test_file_names_by_the_api(open_page, tiny_images):
+def test_hostile_file_names_from_the_api(open_page, tiny_images):
     page = open_page(1280)
     named = [("images", (f"{MARKUP}.png", content, "image/png")) for content in photos(tiny_images, 4)]
     broken = ("images", (f"{SCRIPT}.png", b"broken", "image/png"))
@@ -137,7 +137,7 @@ def test_file_names_by_the_api(open_page, tiny_images):
     assert not executed(page)
 
 
-def test_text_that_got_onto_the_page_as_markup_would_not_run(browser, open_page):
+def test_injected_markup_does_not_run(browser, open_page):
     address = open_page(1280).url
     page = browser.new_page()
     policy = page.goto(address).headers["content-security-policy"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding one's way on the page: every part a step away, answers with their files, lists that show that they go on."""
+"""Navigation on the page: links to its sections, names of files, long lists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_answer_has_the_name_of_its_file(open_page, tiny_images, tmp_path):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_on_a_phone_every_part_is_one_step_away(open_page, tiny_images, tmp_path):
+def test_navigation_on_a_phone(open_page, tiny_images, tmp_path):
     page = open_page(390)
     ask(page, tmp_path / "ask", 2 * photos(tiny_images, 0, "test"))
     parts = page.get_by_role("navigation", name="Parts of this page")
@@ -65,7 +65,7 @@ def test_on_a_phone_every_part_is_one_step_away(open_page, tiny_images, tmp_path
     assert in_view(page, "#teach-class")
 
 
-def test_a_list_of_classes_that_goes_on_shows_it(open_page, tiny_images):
+def test_a_long_list_of_classes_is_cut_visibly(open_page, tiny_images):
     page = open_page(390)
     assert page.locator("#classes-all").is_hidden()
     for n in range(4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on the page: the verdict first, probabilities that add up to 100 %, candidates for corrections."""
+"""Predictions on the page: verdicts, probabilities that add up to 100 %, and corrections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def percents(answer):
     return [0 if text.startswith("<") else round(10 * float(text.removesuffix(" %"))) for text in texts]
 
 
-def test_answers_of_the_service_add_up_and_do_not_contradict(open_page, tiny_images, tmp_path):
+def test_verdicts_and_probabilities_are_consistent(open_page, tiny_images, tmp_path):
     page = open_page(390)
     contents = [*photos(tiny_images, 0, "test"), *photos(tiny_images, 5, "test"), checkerboard()]
     page.locator("#predict-files").set_input_files(saved(tmp_path / "ask", contents))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service on Ray: several replicas answer, and follow what is taught to the folder."""
+"""The service on Ray: replicas predict, and load updates of the folder."""
 
 from __future__ import annotations
 

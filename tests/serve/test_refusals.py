@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service refuses: always a problem document with one sentence, no path, and the model as it was."""
+"""Refused requests: a problem document with one sentence and no path; the model is unchanged."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_body_without_a_length_is_cut_off_when_it_is_too_long(client, refused)
     assert len(sent) < 20_000
 
 
-def test_a_client_that_sends_too_much_hears_why(shop):
+def test_a_client_that_sends_too_much_gets_a_response(shop):
     with live(service_of(shop, limits=Limits(predict_bytes=300_000))) as address:
         for content in (b"x" * 8_000_000, (b"x" * 100_000 for _ in range(80))):  # with a length, and without
             response = httpx.post(f"{address}/predict", content=content, headers=IMAGE)
@@ -237,7 +237,7 @@ OTHERS = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.
 
 
 @pytest.mark.parametrize("host", [*OTHERS, "192.0.2.7", "[2001:db8::7]:8000"])
-def test_a_page_of_another_name_gets_nothing(client, refused, host):
+def test_other_host_names_are_refused(client, refused, host):
     """A browser was made to take this machine for one of that name, so it would let that page read the answers."""
     for path in ("/", "/history", "/classes", "/healthz", "/metrics", "/static/app.js", "/nothing"):
         refused(client.get(path, headers={"Host": host}), 421, "This host name is not allowed")
@@ -248,11 +248,11 @@ def test_a_page_of_another_name_gets_nothing(client, refused, host):
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:65535"])
-def test_a_service_on_this_machine_alone_goes_by_the_names_of_loopback(client, host):
+def test_a_local_service_accepts_loopback_names(client, host):
     assert client.get("/history", headers={"Host": host}).status_code == 200
 
 
-def test_elsewhere_it_goes_by_addresses_and_by_the_names_it_was_given(shop):
+def test_a_public_service_accepts_ip_addresses_and_allowed_names(shop):
     hosts, any_ip = allowed_hosts("0.0.0.0", ["shop.example", "Other.example"])
     with client_of(shop, hosts=hosts, any_ip=any_ip) as client:
         for host in ("shop.example", "other.EXAMPLE:8000", "192.0.2.7:8000", "[2001:db8::7]", "localhost:8000"):
@@ -292,7 +292,7 @@ def test_a_missing_or_wrong_token(client, refused, headers, tiny_images):
     refused(client.post("/undo", headers=headers), 401, "The token is missing or wrong")
 
 
-def test_nobody_may_teach_where_no_token_is_configured(shop, tiny_images):
+def test_without_a_configured_token_teaching_is_disabled(shop, tiny_images):
     with client_of(shop, token=None) as client:
         for headers in (ZIP, ZIP | {"Authorization": "Bearer "}, ZIP | {"Authorization": "Bearer None"}):
             response = client.post("/learn", content=class_zip(tiny_images, 4), headers=headers)
@@ -305,7 +305,7 @@ def test_nobody_may_teach_where_no_token_is_configured(shop, tiny_images):
 @pytest.mark.parametrize(
     "token", ["short", "with a space in the middle", pytest.param("naïve-but-long-enough-token", marks=needs_unicode)]
 )
-def test_tokens_that_keep_nobody_out_are_refused(shop, monkeypatch, capsys, token):
+def test_weak_tokens_are_refused(shop, monkeypatch, capsys, token):
     monkeypatch.setenv("ONEA_TOKEN", token)
     monkeypatch.setattr(sys, "argv", ["onea", "serve", str(shop), "--port", "0"])
     with pytest.raises(SystemExit):
@@ -364,7 +364,7 @@ def test_a_zip_that_unpacks_to_more_than_allowed(shop, tiny_images):
     assert "MB uncompressed" in response.json()["detail"]
 
 
-def test_a_zip_that_lies_about_a_size(client, refused):
+def test_a_zip_with_a_wrong_size(client, refused):
     raw = bytearray(zipped({"plum/0.png": png(64, 64), "plum/1.png": png()}))
     place = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"PK\x01\x02"))
     raw[place + 24 : place + 28] = struct.pack("<I", 10)  # the directory claims 10 bytes unpacked
@@ -425,7 +425,7 @@ def test_a_full_disk(client, refused, tiny_images, monkeypatch):
     assert client.post("/learn", content=class_zip(tiny_images, 4), headers=ZIP).status_code == 202
 
 
-def test_the_lock_is_the_folders(shop):
+def test_the_lock_of_the_folder_excludes_writers_in_one_process(shop):
     """What the service relies on: two writers exclude each other even within one process."""
     with locked(shop), client_of(shop) as client:
         assert client.post("/undo", headers=TEACHER).status_code == 409

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every address of the service, asked by a real client."""
+"""Every endpoint of the service."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_many_images_in_a_form_keep_their_order_and_names(client, shop, tiny_ima
     assert [answer["class"] for answer in answers] == onea.load(shop).predict(contents).tolist()
 
 
-def test_a_strange_image_is_unknown_and_says_what_is_nearest(client):
+def test_an_unknown_image_has_the_most_probable_classes(client):
     sent = {"content": checkerboard(), "headers": {"Content-Type": "image/png"}}
     (answer,) = client.post("/predict", **sent).json()["answers"]
     assert answer["verdict"] == answer["class"] == "unknown"
@@ -85,7 +85,7 @@ def test_top_is_at_most_the_known_classes(client, tiny_images):
     assert sum(row["probability"] for row in answer["top"]) + answer["none_of_these"] == pytest.approx(1)
 
 
-def test_check_tells_what_the_statistics_tell(client):
+def test_check_equals_the_check_of_the_model(client):
     found = client.get("/check").json()
     assert found["version"] == 1
     assert {(one["name"], one["images"], one["advice"]) for one in found["classes"]} == {
@@ -109,7 +109,7 @@ def test_classes_history_and_health(client):
 
 
 @pytest.mark.parametrize("address", ["/", "/docs", "/healthz", "/metrics", "/classes"])
-def test_monitors_may_ask_for_the_head_alone(client, address):
+def test_head_requests(client, address):
     answer = client.head(address)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"] == client.get(address).headers["content-type"]
@@ -171,7 +171,7 @@ def test_a_zip_in_a_form_and_one_folder_around_everything(client, tiny_images):
     assert job_end(client, response)["classes"] == ["plum"]
 
 
-def test_events_tell_the_training_job_from_beginning_to_end(client, tiny_images):
+def test_events_report_a_training_job(client, tiny_images):
     response = client.post("/learn", content=class_zip(tiny_images, 4, 5), headers=ZIP)
     stream = client.get(f"{response.headers['location']}/events")
     assert stream.headers["content-type"].startswith("text/event-stream")
@@ -182,7 +182,7 @@ def test_events_tell_the_training_job_from_beginning_to_end(client, tiny_images)
     assert client.get("/learn/nonsense").status_code == client.get("/learn/nonsense/events").status_code == 404
 
 
-def test_undo_goes_back_and_says_when_it_cannot(client, shop, tiny_images):
+def test_undo(client, shop, tiny_images):
     job_end(client, client.post("/learn", content=class_zip(tiny_images, 4), headers=ZIP))
     assert client.post("/undo", headers=TEACHER).json() == {"undone": 2, "version": 1, "classes": 4}
     assert client.get("/classes").json()["version"] == 1
@@ -209,7 +209,7 @@ def test_a_class_of_five_thousand_digits_is_refused(client, tiny_images):
     assert "cannot be a class name" in response.json()["detail"]
 
 
-def test_what_another_process_teaches_is_taken_over(shop, tiny_images, tmp_path):
+def test_updates_of_another_process_are_loaded(shop, tiny_images, tmp_path):
     with client_of(shop) as client:
         onea.load(shop).learn(photos(tiny_images, 4), ["plum"] * 6).save(shop)
         assert client.get("/classes").json()["count"] == 4
@@ -245,7 +245,7 @@ def test_another_model_of_the_same_version_is_noticed(client, replaced):
 
 
 @pytest.mark.parametrize("change", ["learn", "undo"])
-def test_nothing_is_built_on_a_model_that_nobody_has_seen(client, shop, tiny_images, replaced, change):
+def test_an_unseen_version_is_not_changed(client, shop, tiny_images, replaced, change):
     replaced()
     before = folder_hash(shop)
     if change == "learn":
@@ -264,7 +264,7 @@ def test_nothing_is_built_on_a_model_that_nobody_has_seen(client, shop, tiny_ima
 # the page and the documents
 
 
-def test_page_docs_and_their_files_come_from_here_alone(client):
+def test_pages_load_nothing_from_elsewhere(client):
     for address in ("/", "/docs"):
         page = client.get(address)
         assert page.status_code == 200
@@ -299,7 +299,7 @@ def test_the_openapi_document_names_every_address(client):
     assert "ValidationError" not in json.dumps(document)
 
 
-def test_the_openapi_document_changes_only_on_purpose(client):
+def test_the_openapi_document_equals_the_golden_one(client):
     """After a deliberate change write the new document to the golden file, with sorted keys."""
     document = client.get("/openapi.json").json()
     del document["info"]["version"]
@@ -351,7 +351,7 @@ def test_mistakes_on_the_command_line_get_a_sentence(arguments, sentence, monkey
     assert sentence in capsys.readouterr().err
 
 
-def test_serve_takes_another_rate_of_unknown(shop, monkeypatch, capsys):
+def test_serve_with_another_unknown_rate(shop, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["onea", "serve", str(shop), "--port", "0", "--unknown", "0.7"])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -369,7 +369,7 @@ def test_a_model_of_a_newer_format_is_refused(shop, monkeypatch, capsys):
     assert "update onea" in capsys.readouterr().err
 
 
-def test_without_the_extra_a_sentence_says_how_to_get_it(shop):
+def test_without_the_extra_the_install_command_is_printed(shop):
     code = "import sys; sys.modules['fastapi'] = None; from onea.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "serve", str(shop)], capture_output=True, text=True)
     assert done.returncode == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service that is stopped ends soon after its grace, whatever goes on in it, and nothing is lost on disk."""
+"""A stopped service ends soon after its grace period, even if a job hangs; the model folder stays complete."""
 
 from __future__ import annotations
 

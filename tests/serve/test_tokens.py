@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever tries many tokens is slowed down; whoever has the right one never is, and memory is bounded."""
+"""Clients with many wrong tokens are slowed down; the correct token is always accepted; memory is limited."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clock():
     return Clock()
 
 
-def test_the_right_token_is_taken_after_any_number_of_wrong_ones(shop, monkeypatch):
+def test_the_correct_token_is_accepted_after_any_number_of_wrong_ones(shop, monkeypatch):
     monkeypatch.setattr(access, "_MAX_DELAY", 0.01)
     with client_of(shop) as client:
         wrong = [client.post("/undo", headers={"Authorization": f"Bearer guess-{n}"}) for n in range(FREE_ATTEMPTS + 3)]
@@ -36,7 +36,7 @@ def test_the_right_token_is_taken_after_any_number_of_wrong_ones(shop, monkeypat
         assert client.get("/classes").status_code == 200, "questions need no token"
 
 
-def test_every_failure_waits_longer_up_to_a_limit(clock):
+def test_delays_grow_up_to_a_limit(clock):
     failed = TokenFailures(clock)
     assert [failed.add("a") for _ in range(FREE_ATTEMPTS)] == [(0, 0.0)] * FREE_ATTEMPTS
     delays = [failed.add("a")[1] for _ in range(8)]
@@ -47,21 +47,21 @@ def test_every_failure_waits_longer_up_to_a_limit(clock):
     assert failed.add("a") == (0, 0.0), "a minute later it starts anew"
 
 
-def test_waiting_answers_do_not_take_the_places_of_others(clock):
+def test_delayed_responses_are_limited(clock):
     failed = TokenFailures(clock)
     failed.delayed = 16
     seconds, delay = [failed.add("a") for _ in range(FREE_ATTEMPTS + 1)][-1]
     assert (seconds, delay) == (60, 0.0)
 
 
-def test_a_million_addresses_take_no_more_memory_than_a_thousand(clock):
+def test_the_number_of_remembered_addresses_is_limited(clock):
     failed = TokenFailures(clock)
     for n in range(5_000):
         failed.add(f"10.{n >> 8}.{n & 255}.1")
     assert len(failed) == 1_000
 
 
-def test_all_addresses_of_one_network_of_version_6_count_as_one(clock):
+def test_an_ipv6_network_counts_as_one_client(clock):
     failed = TokenFailures(clock)
     for n in range(FREE_ATTEMPTS):
         failed.add(f"2001:db8::{n:x}")
