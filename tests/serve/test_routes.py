@@ -189,7 +189,7 @@ def test_undo(client, shop, tiny_images):
     before = folder_hash(shop)
     refused = client.post("/undo", headers=TEACHER)
     assert refused.status_code == 409
-    assert refused.json()["detail"].startswith("shop.onea keeps no version before 1")
+    assert refused.json()["detail"].startswith("shop.onea has no version before 1")
     assert folder_hash(shop) == before
     report = job_end(client, client.post("/learn", content=class_zip(tiny_images, 4), headers=ZIP))
     assert report["version"] == 3, "a version is never used twice"
