@@ -446,7 +446,7 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
             "Class 'Class00' differs from 'class00' only in case",
         ),
         (["check", "shop.onea", "cased"], "Class 'Class00' differs from 'class00' only in case"),
-        (["evaluate", "shop.onea", "photos/fine"], "so the images have no labels: put the images of each class into"),
+        (["evaluate", "shop.onea", "photos/fine"], "so the images have no class: put the images of each class into"),
         (["evaluate", "shop.onea", "photos/fine/0.png"], "0.png is a file; give a folder with one folder of images"),
         (["evaluate", "shop.onea", "nowhere"], "nowhere does not exist; give a folder with one folder of images for"),
         (["history", "photos"], "holds no model"),

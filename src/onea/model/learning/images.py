@@ -151,7 +151,7 @@ def _class_tree(path: Path, purpose: Purpose) -> ClassTree:
         if purpose == "learn":
             raise
         raise OneaError(
-            f"There are no class folders in {path}, so the images have no labels: put the images of each "
+            f"There are no class folders in {path}, so the images have no class: put the images of each "
             f"class into a folder with its name, such as {path / 'apple'}."
         ) from error
 
