@@ -175,7 +175,7 @@ class Batcher:
 
     Args:
         snapshot: returns the version of the model that answers; called for every batch.
-        batch_size: images in a batch; a request with more has a batch of its own.
+        batch_size: images in a batch; a request with more is not split.
         wait: seconds that the first request waits for others.
         on_batch: called with the number of images of each batch.
     """
