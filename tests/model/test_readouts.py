@@ -107,7 +107,7 @@ def test_directions_of_another_readout_are_refused(files, tiny_vit, tmp_path):
 
 @pytest.mark.parametrize("name", ["fecam", "ranpac"])
 def test_classifiers_that_cannot_follow_the_adapter_are_refused(name, files, tiny_vit):
-    with pytest.raises(OneaError, match=f"readout is '{name}', which cannot follow an adapter that learns"):
+    with pytest.raises(OneaError, match=f"readout is '{name}', which cannot follow changes of the adapter"):
         teach(tiny_model(tiny_vit, readout=name), files, "class00", "class01")
 
 
@@ -132,20 +132,20 @@ def test_an_image_is_one_image_however_often_it_is_looked_at(files, tiny_vit):
     assert not torch.allclose(means[1], means[3])
 
 
-def test_an_adapter_that_answers_worse_is_not_kept(files, tiny_vit, monkeypatch):
+def test_an_adapter_with_lower_accuracy_is_rejected(files, tiny_vit, monkeypatch):
     """Training that ends in an adapter under which all images look the same: the network answers as it was.
 
     How much a rate that is too high destroys depends on rounding, so the destruction is written into the weights.
     """
 
-    def ruinous(*given):
-        merged, report = adapt(*given)
+    def ruinous(*args):
+        merged, report = train_and_merge(*args)
         for name, weight in merged.tensors.items():
             weight.fill_(1e12 if "up.bias" in name else 0)  # next to it, what an image adds is lost in rounding
         return merged, report
 
-    adapt = learning._adapt
-    monkeypatch.setattr(learning, "_adapt", ruinous)
+    train_and_merge = learning._train_and_merge
+    monkeypatch.setattr(learning, "_train_and_merge", ruinous)
     names = sorted(files)
     model = tiny_model(tiny_vit, held_out=0.5)
     teach(model, files, *names[:4])
