@@ -60,7 +60,7 @@ def workers(ray):
     import psutil
 
     running = psutil.Process().children(recursive=True)
-    return [process for process in running if "ray::_task" in " ".join(process.cmdline())]
+    return [process for process in running if "ray::_ray_task" in " ".join(process.cmdline())]
 
 
 def test_error_message_without_ray(monkeypatch):

@@ -41,6 +41,7 @@ _MAX_BLOCKS = 1000
 _MAX_PATH = 4_096
 _MAX_HEADER_BYTES = 16 * 2**20
 _MAX_WIDTH = 16_384  # of the features of a network
+_MAX_SIGNAL = 1e12  # of familiarity; the variance of larger ones overflows float32
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = Range(ge=1e-6, le=1e3)  # fitted ones lie between 0.001 and 1
 _BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
@@ -376,6 +377,9 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
             raise DamagedFile(f"{name} are of no class")
+    for name in ("held_out_signals", "left_out_signals"):
+        if bool((tensors[name].abs() >= _MAX_SIGNAL).any()):
+            raise DamagedFile(f"{name} are impossible")
     # No element of a scatter matrix exceeds the largest on the diagonal, which is not negative except for rounding.
     scatter = tensors["scatter"]
     largest = float(scatter.diagonal().max())
