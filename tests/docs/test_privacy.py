@@ -89,7 +89,7 @@ CLAIMS = (
     ),
     ("`push_to_hub` uploads the present", "tests/model/storage/test_folder.py::test_to_the_hub_and_back"),
     ("Exported files hold no path", "tests/model/storage/test_shared_folders.py::test_an_exported_file_holds_no_path"),
-    ("Research runs", "tests/research/data/test_pack.py::test_a_second_call_maps_the_first_ones_file"),
+    ("Research runs", "tests/research/data/test_pack.py::test_a_second_call_maps_the_cached_array"),
     ("You may delete it", "tests/research/runs/test_reuse.py"),
 )
 
