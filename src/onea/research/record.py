@@ -120,7 +120,7 @@ def find_record_files(root: Path) -> list[Path]:
 
 
 def read_record_file(path: Path) -> Record:
-    """The record in a file, of this format or an older one.
+    """The record in a file.
 
     Raises:
         OneaError: the file is damaged, or its format is unknown.
@@ -128,13 +128,13 @@ def read_record_file(path: Path) -> Record:
     content = read_regular(path, follow=True)
     try:
         record = parse_json_object(gunzip(content) if path.suffix == ".gz" else content)
-        if record.get("format") == FORMAT or CHECKSUM in record:
+        if record.get("format") == FORMAT:
             verify_checksum(record)
     except (DamagedFile, ValueError) as reason:
         raise OneaError(
             f"{path} is damaged ({reason}); restore it from a copy, or delete that folder to run it again."
         ) from reason
-    if record.get("format") not in range(1, FORMAT + 1):
+    if record.get("format") != FORMAT:
         raise OneaError(f"{path} is not a record that this onea ({__version__}) reads; move it out of the way.")
     return cast("Record", record)
 
