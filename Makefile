@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all set-up themselves, in .venv, and are quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
-NUMBERS := $(addprefix tests/,$(addsuffix .py,test_tensors learner/test_training merging/test_one_a merging/test_operators \
+NUMBERS := $(addprefix tests/,$(addsuffix .py,test_tensors learner/test_optimisation merging/test_one_a merging/test_operators \
   merging/test_average research/methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
   data/test_transforms vit/test_vit)) tests/research/runs/test_runs.py::test_golden_record
 # uv fetches and unpacks several packages at once. It knows nothing of what pip is told: where that is another index, or

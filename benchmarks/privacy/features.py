@@ -22,7 +22,7 @@ from fingerprints import FIELDS, copied, correlation, drawn, grey, pixels
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.data.image_files import map_threaded
+from onea.data.file_checks import map_threaded
 from onea.model.engine import Engine
 from onea.model.learning.images import find_images
 from onea.vit.hooks import NO_HOOKS

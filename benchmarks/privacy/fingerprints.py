@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.data.decode import fit, read_image
-from onea.data.image_files import map_threaded
+from onea.data.file_checks import map_threaded
 from onea.model.learning.fingerprints import fingerprints, match_in_blocks, same_photos
 from onea.model.learning.images import find_images
 

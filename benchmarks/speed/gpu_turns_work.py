@@ -290,7 +290,7 @@ def _memory(device: torch.device) -> Figures:
 
 def _count_replays() -> Callable[[], int]:
     """A function that returns the number of replayed steps since this call."""
-    training: Any = importlib.import_module("onea.learner.training")
+    training: Any = importlib.import_module("onea.learner.optimisation")
     kind, total = training.StepGraph, [0]
 
     def replay(graph: Any, *inputs: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
-from onea.learner import training
+from onea.learner import optimisation
 from onea.learner.adapter_training import AdapterTraining, initial_adapters, train_adapter
 from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
@@ -50,7 +50,7 @@ def learned(
     )  # fmt: skip
     adapters = initial_adapters(vit, options, seed=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "StepGraph", Counted if recorded else _AsTheyAre)
+        patch.setattr(optimisation, "StepGraph", Counted if recorded else _AsTheyAre)
         result = train_adapter(vit, adapters, task, options, runtime, None)
         replayed = Counted.last.replayed if recorded else 0
     weights = torch.cat([value.flatten() for value in result.tensors.values()]).cpu()

@@ -11,7 +11,7 @@ from support.models import tiny_model
 import onea
 from onea import schedules
 from onea.errors import OneaError
-from onea.learner import adapter_training, training
+from onea.learner import adapter_training, optimisation
 from onea.learner.adapter_training import AdapterTraining
 from onea.learner.fixed_views import FixedViews
 from onea.learner.one_a import OneAOptions
@@ -70,11 +70,13 @@ def test_without_a_second_part_all_blocks_are_trained(tiny_run, monkeypatch):
 def test_the_second_part_continues_the_first(tiny_run, monkeypatch):
     """Learning rates are those of the whole training; seeds are new, patches are dropped, and early stopping is on."""
     ready = asked(tiny_run, patch_drop_rate=0.5, patience=9)
-    parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, training._set_learning_rates
+    parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, optimisation._set_learning_rates
     monkeypatch.setattr(
         adapter_training, "train_with_local_head", lambda *given, **how: parts.append(how) or fit(*given, **how)
     )
-    monkeypatch.setattr(training, "_set_learning_rates", lambda *given: shares.append(given[1]) or set_rates(*given))
+    monkeypatch.setattr(
+        optimisation, "_set_learning_rates", lambda *given: shares.append(given[1]) or set_rates(*given)
+    )
     task, method = ready.task(0), ready.method
     adapter_training.train_adapter(
         method.vit,

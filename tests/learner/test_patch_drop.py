@@ -12,7 +12,7 @@ from support.tiny import write_tiny_vit
 from support.toys import images_for, toy
 
 from onea.errors import OneaError
-from onea.learner import training
+from onea.learner import optimisation
 from onea.learner.adapter_training import AdapterTraining, initial_adapters, train_adapter
 from onea.research.runs.evaluation import count_flops
 from onea.vit.adapter import Adapters
@@ -134,7 +134,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tiny_run, method, options):
 def test_processes_get_the_patches_of_their_own_images(tiny_run, monkeypatch):
     ready = asked(tiny_run, **HALF)
     task, runtime, seen = ready.task(0), ready.method.runtime, []
-    trained = training.ParamGroup(torch.nn.Linear(1, 1))
+    trained = optimisation.ParamGroup(torch.nn.Linear(1, 1))
 
     def loss(images, labels, rows):
         seen.append((len(images), rows, len(labels)))
@@ -142,7 +142,7 @@ def test_processes_get_the_patches_of_their_own_images(tiny_run, monkeypatch):
 
     monkeypatch.setattr(type(runtime.processes), "shard", lambda _, batch: batch[1::2])
     recipe = AdapterTraining(batch_size=6).recipe(epochs=1)
-    training.train(
+    optimisation.train(
         [trained], loss, task, recipe, runtime, sharded=True, sampler=lambda count, _: torch.arange(count)[:, None]
     )
     assert seen

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 import torch
 
-from onea.learner import training
+from onea.learner import optimisation
 from onea.learner.adapter_training import AdapterTraining, initial_adapters, train_adapter
 from onea.research.runs.config import make_config
 from onea.research.runs.setup import prepare
@@ -48,8 +48,8 @@ def test_captured_steps_learn_the_same(tiny_run, store, blocks, drop, monkeypatc
     StandIn.taken = 0
     for recorded in (False, True):
         if recorded:
-            monkeypatch.setattr(training, "_can_capture", lambda *_: True)
-            monkeypatch.setattr(training, "StepGraph", StandIn)
+            monkeypatch.setattr(optimisation, "_can_capture", lambda *_: True)
+            monkeypatch.setattr(optimisation, "StepGraph", StandIn)
         results.append(train_adapter(vit, initial_adapters(vit, options, 1), task, options, runtime, None))
     plain, recorded = results
     assert StandIn.taken == 3 * -(-len(task) // 4)

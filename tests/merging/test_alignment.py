@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.merging.analysis import analyse, share_in_subspace, subspace_similarity
-from onea.merging.fusion import Gate, effective_gate, fuse
+from onea.merging.gated_fusion import Gate, effective_gate, fuse
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
 

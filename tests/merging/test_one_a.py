@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.fusion import Gate, fuse, gates, left_singular
+from onea.merging.gated_fusion import Gate, fuse, gates, left_singular
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from charts import PICTURE, ROW, Canvas, DotRow, Panel, apart, dots, linear
 from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
 
-from onea.merging.fusion import Gate, fuse, gates
+from onea.merging.gated_fusion import Gate, fuse, gates
 from onea.metrics import wilson_interval
 from onea.research.record import Record
 from onea.research.report.heat_maps import analysed_merge, has_analysis, numbers

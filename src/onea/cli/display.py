@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from onea.data.image_files import group_by_reason
+from onea.data.file_checks import group_by_reason
 from onea.model.evaluation.check import ADVICE_BY_URGENCY, SHARES
 from onea.model.reports import accuracy_lines, report_lines, training_advice
 from onea.presentation.tables import MISSING, Table, terminal, terminal_style

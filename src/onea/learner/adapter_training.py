@@ -21,9 +21,9 @@ from onea.learner.local_head import (
     new_adapters,
     train_with_local_head,
 )
+from onea.learner.optimisation import Batches, BatchSampler
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Batches, BatchSampler
 from onea.runtime import Runtime
 from onea.schema import BelowOne, Range
 from onea.tensors import Tensors

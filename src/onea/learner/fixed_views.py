@@ -10,8 +10,8 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.image_storage import Images, Shard, choose_storage_tier
+from onea.learner.optimisation import Batches
 from onea.learner.tasks import Task
-from onea.learner.training import Batches
 from onea.runtime import Runtime
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
+from onea.learner.optimisation import Batches, BatchSampler, ParamGroup, Recipe, train
 from onea.learner.options import BottleneckOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Batches, BatchSampler, ParamGroup, Recipe, train
 from onea.runtime import Runtime
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from onea import schedules
 from onea.classifiers import make_classifier
 from onea.classifiers.base import Classifier
+from onea.learner.optimisation import Optimiser, Recipe, Schedule
 from onea.learner.tasks import StreamPlan
-from onea.learner.training import Optimiser, Recipe, Schedule
 from onea.options import Validated, parse_pairs
 from onea.schedules import task_epochs
 from onea.schema import BelowOne, Count, Fraction, NotNegative, Range

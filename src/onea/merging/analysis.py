@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.merging.fusion import Fusion, effective_gate, left_singular, normalise_spectrum
+from onea.merging.gated_fusion import Fusion, effective_gate, left_singular, normalise_spectrum
 
 MAX_DIRECTIONS = 16  # points of a matrix's series; consecutive directions are averaged if there are more
 MAX_BLOCKS = 16  # rows and columns of the overlap, which is averaged over layers

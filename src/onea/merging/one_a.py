@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onea.merging.analysis import analyse
-from onea.merging.fusion import Fusion, Gate, fuse, stack, unstack
+from onea.merging.gated_fusion import Fusion, Gate, fuse, stack, unstack
 from onea.merging.operator import BaseOperator, MergeResult, Sizes
 from onea.tensors import Tensors
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from onea.data.image_files import OnBad
+from onea.data.file_checks import OnBad
 from onea.errors import OneaError
 from onea.model import calibration
 from onea.model.engine import Engine

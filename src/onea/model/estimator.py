@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.image_files import OnBad
+from onea.data.file_checks import OnBad
 from onea.errors import OneaError, did_you_mean
 from onea.learner.merged_adapter import MergingOptions
 from onea.model.engine import Engine, locate_backbone

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.image_files import OnBad
+from onea.data.file_checks import OnBad
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.engine import Engine

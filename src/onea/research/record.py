@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypedDict, cast
 from onea import __version__
 from onea.errors import OneaError
 from onea.files import (
-    CHECKSUM,
     DamagedFile,
     dump_with_checksum,
     gunzip,

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
-from onea.data.image_files import OnBad, summarise_reasons
+from onea.data.file_checks import OnBad, summarise_reasons
 from onea.data.pixel_limit import MEGAPIXEL
 from onea.model.learning.images import DecodedImages
 from onea.serve.archive import read_archive

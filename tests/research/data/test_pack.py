@@ -22,7 +22,7 @@ from PIL import Image
 
 from onea.data.dataset import Split
 from onea.data.decode import fit, read_image
-from onea.data.image_files import OnBad, map_threaded, sha256_of_files
+from onea.data.file_checks import OnBad, map_threaded, sha256_of_files
 from onea.errors import OneaError
 from onea.files import cache_folder
 from onea.research.data import pack as pack_module

@@ -14,7 +14,7 @@ from support.records import SIZES, analysed, record, side
 
 from onea.errors import OneaError
 from onea.merging.analysis import analyse, basis_overlap, block_overlap, update_norms
-from onea.merging.fusion import Gate, fuse
+from onea.merging.gated_fusion import Gate, fuse
 from onea.merging.one_a import OneAMerge
 from onea.research.report.aggregate import settings
 from onea.research.report.curves import cost_points, cost_scatter

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from onea.data.image_files import OnBad
+from onea.data.file_checks import OnBad
 from onea.errors import OneaError
 from onea.metrics import wilson_interval
 from onea.model.answers import Snapshot

@@ -14,8 +14,8 @@ from PIL import Image
 
 from onea.data.dataset import Pixels, natural_key
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
+from onea.data.file_checks import OnBad, describe_unreadable, map_threaded
 from onea.data.folders import ClassTree, NoClassFoldersError, is_ignored, is_photo, read_tree, unreadable_folder
-from onea.data.image_files import OnBad, describe_unreadable, map_threaded
 from onea.errors import OneaError
 from onea.model.names import class_name, is_number
 from onea.runtime import NO_PROGRESS, Progress

@@ -18,7 +18,7 @@ import numpy as np
 
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
-from onea.data.image_files import (
+from onea.data.file_checks import (
     FEW_THREADS,
     OnBad,
     check_no_empty_class,

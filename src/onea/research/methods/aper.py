@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.local_head import new_adapters
+from onea.learner.optimisation import Optimiser, Recipe
 from onea.learner.options import AdapterOptions, LocalHeadOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Optimiser, Recipe
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import published
 from onea.schema import Count, Positive

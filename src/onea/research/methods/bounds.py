@@ -17,9 +17,9 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.learner.local_head import local_head, new_head, train_with_local_head
 from onea.learner.one_a import PUBLISHED
+from onea.learner.optimisation import ParamGroup, train
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.tensors import Tensors
 from onea.vit.heads import GrowingHead, cosine_scores

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.learner.local_head import local_head
+from onea.learner.optimisation import Loss, ParamGroup, train
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Loss, ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 from onea.research.methods.presets import published

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
+from onea.learner.optimisation import Recipe
 from onea.learner.tasks import Task
-from onea.learner.training import Recipe
 from onea.research.methods.presets import published
 from onea.research.methods.prompting import GrowingParameter, PrefixPrompts, PromptMethod, PromptOptions, by_dataset
 from onea.schema import Count, NotNegative

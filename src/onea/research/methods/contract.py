@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.optimisation import Recipe
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Recipe
 from onea.runtime import Runtime
 from onea.tensors import Tensors, add_prefix, select_prefix, to_float64
 from onea.vit.adapter import Adapters

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from onea import schedules, seeds
 from onea.learner.local_head import train_with_local_head
+from onea.learner.optimisation import Recipe
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Recipe
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, SummedUpdates, check_rank
 from onea.research.methods.presets import published

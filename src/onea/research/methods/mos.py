@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
+from onea.learner.optimisation import ParamGroup, train
 from onea.learner.options import BottleneckOptions
 from onea.learner.tasks import Task
-from onea.learner.training import ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import published
 from onea.schema import BelowOne, Count, NotNegative, Positive

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import schedules, seeds
+from onea.learner.optimisation import ParamGroup, Recipe, train
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import Task
-from onea.learner.training import ParamGroup, Recipe, train
 from onea.research.methods.contract import Method
 from onea.tensors import Tensors, add_prefix, select_prefix, to_float64
 from onea.vit.batching import EVALUATION_BATCH

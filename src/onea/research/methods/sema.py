@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
+from onea.learner.optimisation import Loss, ParamGroup, Recipe, train
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Loss, ParamGroup, Recipe, train
 from onea.research.methods.contract import Method
 from onea.schema import Count, Fraction, NotNegative
 from onea.tensors import Tensors

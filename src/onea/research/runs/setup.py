@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Labels
-from onea.data.image_files import find_readable, sha256_of_files
+from onea.data.file_checks import find_readable, sha256_of_files
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.transforms import Filter, Geometry, Preprocess
 from onea.errors import OneaError

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from onea.errors import OneaError
 from onea.learner.adapter_training import AdapterTraining
 from onea.learner.local_head import contrastive_loss
+from onea.learner.optimisation import ParamGroup, Recipe, train
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import ParamGroup, Recipe, train
 from onea.runtime import make_runtime
 
 
