@@ -119,7 +119,7 @@ def forget(
 
 def rename(
     model: Model,
-    old: Annotated[str, typer.Argument(help="Present name of the class.")],
+    old: Annotated[str, typer.Argument(help="Current name of the class.")],
     new: Annotated[str, typer.Argument(help="New name of the class.")],
     merge: Annotated[bool, typer.Option("--merge", help="Merge the class into the existing class NEW.")] = False,
 ) -> None:

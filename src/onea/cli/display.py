@@ -138,7 +138,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
         version = "" if update is updates[-1] else f" of version {update['version']}"  # classes may have been removed
         console.print("".join(accuracy_lines(update, of_update=False)) + version, highlight=False)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
-    console.print(f"present version {kept[-1]}; undo can restore: {earlier}", highlight=False)
+    console.print(f"current version {kept[-1]}; undo can restore: {earlier}", highlight=False)
 
 
 # onea predict

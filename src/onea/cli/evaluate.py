@@ -119,7 +119,7 @@ def _rate_and_folder(values: list[str]) -> tuple[float | None, Path | None]:
         except ValueError:
             folders.append(Path(value))
     if len(rates) > 1 or len(folders) > 1:
-        raise OneaError("--unknown takes one number and one folder at most.")
+        raise OneaError("--unknown takes at most one number and one folder.")
     return rates[0] if rates else None, folders[0] if folders else None
 
 
@@ -139,7 +139,7 @@ def check(
 ) -> None:
     """Find classes that need more photos, classes that overlap, and mislabelled photos.
 
-    Without a folder, only the statistics in the model are checked, which tell nothing about single photos.
+    Without a folder, only the statistics in the model are checked, which reveal nothing about individual photos.
     """
     import json
     import sys

@@ -129,7 +129,7 @@ def predict(
     from onea.text import printable
 
     if as_json and as_csv:
-        raise OneaError("--json and --csv exclude each other; give one of them.")
+        raise OneaError("--json and --csv cannot be combined; choose one.")
     check_image_options(on_bad, max_megapixels)
     if top < 1:
         raise OneaError(f"--top is {top}; it must be at least 1.")
@@ -205,7 +205,7 @@ def export(
 ) -> None:
     """Export a model to a single ONNX or PyTorch file for any batch size.
 
-    The file contains the network, the adapter and the prototypes. It is kept only if its answers equal
+    The file contains the network, the adapter and the prototypes. It is kept only if its answers match
     those of the model. A JSON file next to it describes the classes, the input and the output.
     """
     from onea.cli.display import class_count, print_quality

@@ -112,7 +112,7 @@ MovedBackbone = Annotated[str | None, typer.Option(help="New path of the model's
 MaxMegapixels = Annotated[
     int | None,
     typer.Option(
-        help="Largest image in megapixels, checked before decoding. Also set by ONEA_MAX_MEGAPIXELS.",
+        help="Maximum size of an image in megapixels, checked before decoding. Also set by ONEA_MAX_MEGAPIXELS.",
         show_default=str(MAX_PIXELS // MEGAPIXEL),
     ),
 ]

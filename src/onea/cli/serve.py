@@ -16,7 +16,7 @@ from onea.serve.settings import MEGABYTE, Limits, Settings, check_settings
 
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; the default accepts only this machine.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can connect.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,
@@ -29,28 +29,28 @@ def serve(
     ] = None,
     batch_size: Annotated[
         int,
-        typer.Option(help="Maximum number of images of several requests in a forward pass; 1 disables batching."),
+        typer.Option(help="Maximum number of images in a forward pass, across requests; 1 disables batching."),
     ] = Settings.batch_size,
-    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others in its batch.")] = (
+    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to join its batch.")] = (
         1000 * Settings.batch_wait
     ),
     max_upload: Annotated[
         int,
-        typer.Option(help="Largest request to teach in megabytes; of a request to predict, an eighth of that."),
+        typer.Option(help="Maximum size of a teaching request in megabytes; a prediction request may have an eighth of that."),
     ] = Limits.learn_bytes // MEGABYTE,
     max_megapixels: Annotated[
         int,
         typer.Option(
-            help="Largest image in megapixels. All images of a request to predict may have 16 times as many, to teach "
-            "200 times."
+            help="Maximum size of an image in megapixels. The images of a prediction request may have 16 times as many "
+            "in total, those of a teaching request 200 times."
         ),
     ] = Limits.pixels // MEGAPIXEL,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name that clients may use besides localhost (repeatable); * allows any name."),
+        typer.Option(help="Host name that clients may use, besides localhost (repeatable); * allows any name."),
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds to finish requests and a training job after Ctrl-C or SIGTERM.")
+        float, typer.Option(help="Seconds allowed to finish requests and a training job after Ctrl-C or SIGTERM.")
     ] = Settings.grace,
     on: Annotated[
         str,

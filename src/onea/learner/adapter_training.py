@@ -43,12 +43,12 @@ class AdapterTraining(AdapterOptions):
         start: initial weights of a task's adapter: ``fresh`` random ones, ``shared`` random ones (the same for every
             task), the ``merged`` adapter, or the trained adapter of the ``first`` or ``previous`` task; ``auto`` is
             that of the operator's paper.
-        epochs: for a task of average size (E0).
+        epochs: number of epochs for a task of average size (E0).
         epoch_growth: exponent of the number of epochs (beta); 0 is the same number for all tasks.
         contrastive: add the contrastive loss.
-        contrastive_min: its weight for large tasks.
-        contrastive_max: its weight for a single class.
-        contrastive_decay: rate at which the weight decreases with the number of classes.
+        contrastive_min: weight of the contrastive loss for large tasks.
+        contrastive_max: weight of the contrastive loss for a single class.
+        contrastive_decay: rate at which this weight decreases with the number of classes.
         margin: cosine of different classes below which the contrastive loss is zero.
         adapter_blocks: number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
             below them need no backward pass.
@@ -146,9 +146,9 @@ class TrainedAdapter:
     """A task's adapter after training.
 
     Attributes:
-        tensors: its weights.
-        report: of the training, for JSON.
-        head: the local head; None for an adapter from a cache.
+        tensors: weights of the adapter.
+        report: report on the training, for JSON.
+        head: local head; None for a cached adapter.
     """
 
     tensors: Tensors

@@ -47,11 +47,11 @@ class OneAPlusOptions(MergedAdapterOptions):
     """Options of One-A+.
 
     Attributes:
-        epochs: for a task of average size; 0 depends on the number of images per class, from 10 (500 images or more) to
+        epochs: number of epochs for a task of average size; 0 chooses by images per class, from 10 (500 or more) to
             20 (30 or fewer).
-        min_epochs: for the smallest tasks; 0 is half of ``epochs``.
-        max_epochs: for the largest tasks; 0 is one and a half times ``epochs``.
-        batch_size: images per step; 0 is 64, and 128 for a task of 2,500 images or more.
+        min_epochs: number of epochs for the smallest tasks; 0 is half of ``epochs``.
+        max_epochs: number of epochs for the largest tasks; 0 is one and a half times ``epochs``.
+        batch_size: images per training step; 0 is 64, and 128 for a task of 2,500 images or more.
         new_votes: weight of each class of the task in the weighted mean, where an old class has one.
     """
 

@@ -25,13 +25,13 @@ class TrainingOptions(Validated):
     """Options of the training of a task.
 
     Attributes:
-        learning_rate: maximum of the schedule.
-        weight_decay: of the optimiser.
-        batch_size: images per step.
+        learning_rate: peak learning rate of the schedule.
+        weight_decay: weight decay of the optimiser.
+        batch_size: images per training step.
         crop_scale: smallest share of an image's area that a random training crop covers.
-        epochs: of a task; of a task of average size if ``epoch_growth`` is not 0.
-        min_epochs: of any task, if ``epoch_growth`` is not 0; 0 is no bound.
-        max_epochs: of any task, if ``epoch_growth`` is not 0; 0 is no bound.
+        epochs: number of epochs per task; if ``epoch_growth`` is not 0, for a task of average size.
+        min_epochs: minimum number of epochs, if ``epoch_growth`` is not 0; 0 sets no minimum.
+        max_epochs: maximum number of epochs, if ``epoch_growth`` is not 0; 0 sets no maximum.
         epoch_growth: a task has ``epochs (classes / average)^growth`` epochs; 0 is the same number for all tasks.
     """
 
@@ -67,7 +67,7 @@ class BottleneckOptions(TrainingOptions):
     Attributes:
         rank: width of the adapter's bottleneck.
         scale: factor on the adapter's output.
-        dropout: inside the adapter, while training.
+        dropout: dropout rate inside the adapter during training.
     """
 
     rank: Count = 64

@@ -266,7 +266,7 @@ class OneA(VersionedModel, Parameters):
         return save(self, Path(path))
 
     def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the present version to the Hugging Face Hub (``owner/name``); returns its address."""
+        """Upload the current version to the Hugging Face Hub (``owner/name``); returns its address."""
         from onea.model.storage.hub import push
 
         return push(self, repo, private=private, token=token)

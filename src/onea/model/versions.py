@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in versions: predictions by the present version, changes that make the next one, and undo."""
+"""Models in versions: predictions by the current version, changes that make the next one, and undo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Versions:
     Versions(kept=(1, 3), counter=3)
 
     Attributes:
-        kept: oldest first; the last one is the present version.
+        kept: oldest first; the last one is the current version.
         counter: the highest number so far, so that no number is used twice, even after undo.
     """
 
@@ -52,7 +52,7 @@ class Versions:
 
     @property
     def present(self) -> int:
-        """The number of the present version; 0 before the first."""
+        """The number of the current version; 0 before the first."""
         return self.kept[-1] if self.kept else 0
 
     @property
@@ -65,7 +65,7 @@ class Versions:
         return Versions((*self.kept, self.next)[-1 - keep :], self.next)
 
     def undone(self) -> Versions:
-        """Without the present version.
+        """Without the current version.
 
         Raises:
             OneaError: there is no earlier one.
@@ -120,12 +120,12 @@ class VersionedModel(ABC):
 
     @property
     def version(self) -> int:
-        """Number of the present version; 0 before the first update. No number is used twice, even after undo."""
+        """Number of the current version; 0 before the first update. No number is used twice, even after undo."""
         return self._versions.present
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Every update of the present version, oldest first."""
+        """Every update of the current version, oldest first."""
         return [dict(update) for update in self._snapshot.state.updates] if self._snapshot else []
 
     @property
@@ -148,7 +148,7 @@ class VersionedModel(ABC):
         return id in self._ancestry or (version in self.versions.kept and self.state(version).id == id)
 
     def snapshot(self) -> Snapshot:
-        """The present version as an immutable object, which later updates do not change."""
+        """The current version as an immutable object, which later updates do not change."""
         current = self._snapshot
         if current is None:
             raise _not_taught()
@@ -259,7 +259,7 @@ class VersionedModel(ABC):
     # versions
 
     def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None) -> None:
-        """Set the state to a saved model: its present version and, as ``stored``, earlier ones."""
+        """Set the state to a saved model: its current version and, as ``stored``, earlier ones."""
         self._states, self._stored = {present.version: present}, stored
         self._set_versions(versions)
 
@@ -280,7 +280,7 @@ class VersionedModel(ABC):
         self._set_versions(self.versions.committed(self.keep if keep is None else keep))
 
     def _set_versions(self, versions: Versions) -> None:
-        """Keep these versions; the last one is the present version."""
+        """Keep these versions; the last one is the current version."""
         self._set_present(self.state(versions.present))
         self._versions = versions
         self._states = {version: state for version, state in self._states.items() if version in versions.kept}

@@ -84,7 +84,7 @@ async def _follow(service: Service, seconds: float) -> None:
         await asyncio.sleep(seconds)
         try:
             await run_in_threadpool(service.refresh)
-        except Exception as error:  # the present version continues to answer
+        except Exception as error:  # the current version continues to answer
             problems.unexpected(error)
 
 

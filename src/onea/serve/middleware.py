@@ -59,9 +59,9 @@ class Metrics:
         self.batch_images = prometheus.Histogram(
             "onea_batch_images", "Images in a forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
         )
-        self.model_version = prometheus.Gauge("onea_model_version", "Present version.", registry=registry)
+        self.model_version = prometheus.Gauge("onea_model_version", "Current version.", registry=registry)
         self.model_classes = prometheus.Gauge(
-            "onea_model_classes", "Classes of the present version.", registry=registry
+            "onea_model_classes", "Classes of the current version.", registry=registry
         )
         self.learning = prometheus.Gauge("onea_learning", "1 during a training job.", registry=registry)
 

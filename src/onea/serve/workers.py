@@ -244,7 +244,7 @@ class Batcher:
 
 
 class CheckCache:
-    """The check of the present version, computed once and cached as JSON."""
+    """The check of the current version, computed once and cached as JSON."""
 
     def __init__(self) -> None:
         self._thread = _torch_thread("onea-check")

@@ -109,7 +109,7 @@ class Trial:
         tried("changed model folders", what, {"refused with one sentence": self.refused, "harmless": self.same})
 
     def _verify(self, what: str) -> None:
-        """The present version is whole; earlier ones are read on request."""
+        """The current version is whole; earlier ones are read on request."""
         try:
             folders.verify(self.path)
         except OneaError as error:

@@ -34,7 +34,7 @@ def learn_background(
     """The state after an update with images of none of the classes; the classes stay the same.
 
     Args:
-        model: the present version, which first scores the images.
+        model: the current version, which first scores the images.
         batch: the images.
         version: of the new state.
         name: of the update in the history.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model folder ``NAME.onea/``: a folder for each version, and ``model.json`` with the valid versions.
 
-``layout`` has the names of the files and ``validation`` checks their contents. The present version is read when a
+``layout`` has the names of the files and ``validation`` checks their contents. The current version is read when a
 folder is opened, an earlier one when it is restored, so the time does not depend on the number of versions.
 """
 
@@ -204,7 +204,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_present(path: Path) -> tuple[Manifest, State]:
-    """The content of ``model.json`` and the present version.
+    """The content of ``model.json`` and the current version.
 
     The folder is read again if another process removes that version meanwhile.
     """
@@ -280,7 +280,7 @@ def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] =
 
     Args:
         path: the model folder.
-        present: the new present version.
+        present: the new current version.
         manifest: the new versions and parameters.
         new: versions that are not stored yet.
     """

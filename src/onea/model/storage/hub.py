@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on the Hugging Face Hub: the model folder with the present version only.
+"""Models on the Hugging Face Hub: the model folder with the current version only.
 
 Only model files are downloaded, and validated like those of any other folder.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Upload the present version, and create the repository if necessary. Returns its address.
+    """Upload the current version, and create the repository if necessary. Returns its address.
 
     Warns if the licence of the network's weights has terms for models made with them.
     """

@@ -53,7 +53,7 @@ def bench(
     from onea.research.bench.run import stream_bench
 
     if data and export:
-        raise OneaError("--data and --export exclude each other; give one of them.")
+        raise OneaError("--data and --export cannot be combined; choose one.")
     mode = "data" if data else "export" if export else ""
     if unused := next((name for name in _NO_EFFECT.get(mode, ()) if name in options), None):
         raise OneaError(f"--{unused} has no effect with --{mode}; leave it out.")

@@ -51,7 +51,7 @@ def paper(
 ) -> None:
     """Reproduce a table or figure of the paper, next to the published numbers.
 
-    Makes all runs that are missing. Repeat the command to resume; finished runs are not repeated.
+    Performs all missing runs. Repeat the command to resume; finished runs are not repeated.
     """
     from onea.files import check_no_model
     from onea.research.paper.experiments import find_experiment

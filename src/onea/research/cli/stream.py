@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CLASSES, _TASKS = 100, 10
 _IMAGES_PER_CLASS = 500  # of CIFAR-100, the paper's example
-_MU = 0.1  # long tail of a figure, where none is given
+_MU = 0.1  # long tail of a figure without --long-tail
 _BAR_WIDTH = 40  # characters
 
 
@@ -44,7 +44,7 @@ def stream(
         float | None,
         typer.Option(
             metavar="MU",
-            help="Make images per class long-tailed: those of the rarest class relative to the most frequent one.",
+            help="Make the number of images per class long-tailed: ratio of the rarest class to the most frequent one.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write figures to this folder.")] = None,

@@ -151,7 +151,7 @@ class MOSOptions(BottleneckOptions):
             every forward pass of training, as in the official code, which does so at inference as well).
         regulariser: weight of the loss that separates features from each other and from old class means.
         regulariser_temperature: temperature of that loss.
-        covariance: of the Gaussian of each class: ``full`` or ``diagonal``.
+        covariance: covariance of the Gaussian of each class: ``full`` or ``diagonal``.
         alignment_epochs: epochs of classifier alignment, which retrains the head on sampled features after every task
             but the first; 0 turns it off.
         alignment_learning_rate: learning rate of the classifier alignment.

@@ -107,7 +107,7 @@ class Changes:
     """Changes to an experiment of the paper.
 
     Attributes:
-        data: some of the experiment's datasets, or other ones in their place (repeatable).
+        data: dataset to use: one of the experiment's, or a replacement (repeatable).
         root: folder of downloaded datasets.
         backbone: another network, with its own preprocessing instead of the paper's.
         seeds: number of seeds.

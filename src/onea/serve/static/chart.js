@@ -124,5 +124,5 @@ function tooltip(update) {
 function description(updates, total) {
   const last = updates.findLast(measureOf);
   const accuracy = last ? ` The accuracy on the last measured update is ${formatMeasure(last)}.` : "";
-  return `${total} updates; the present version is ${updates.at(-1)?.version}.${accuracy} The table below has all numbers.`;
+  return `${total} updates; the current version is ${updates.at(-1)?.version}.${accuracy} The table below has all numbers.`;
 }
