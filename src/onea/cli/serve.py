@@ -31,18 +31,18 @@ def serve(
         int,
         typer.Option(help="Maximum number of images in a forward pass, across requests; 1 disables batching."),
     ] = Settings.batch_size,
-    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to join its batch.")] = (
+    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to join it.")] = (
         1000 * Settings.batch_wait
     ),
     max_upload: Annotated[
         int,
-        typer.Option(help="Maximum size of a teaching request in megabytes; a prediction request may have an eighth of that."),
+        typer.Option(help="Maximum megabytes of a teaching request; a prediction request may have an eighth of that."),
     ] = Limits.learn_bytes // MEGABYTE,
     max_megapixels: Annotated[
         int,
         typer.Option(
-            help="Maximum size of an image in megapixels. The images of a prediction request may have 16 times as many "
-            "in total, those of a teaching request 200 times."
+            help="Maximum megapixels of an image. The images of a prediction request may have 16 times as many in "
+            "total, those of a teaching request 200 times."
         ),
     ] = Limits.pixels // MEGAPIXEL,
     allowed_host: Annotated[

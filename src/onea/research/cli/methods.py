@@ -26,7 +26,7 @@ def methods(
     backbones: Annotated[
         bool,
         typer.Option(
-            "--backbones", help="Describe the backbone NAME instead, or list those that match a pattern, such as 'vit_*'."
+            "--backbones", help="Describe the backbone NAME instead, or list those that match a pattern like 'vit_*'."
         ),
     ] = False,
     preset: Annotated[str, typer.Option(help="With NAME: show the defaults of this preset.")] = RunConfig.preset,
