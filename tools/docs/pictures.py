@@ -23,7 +23,7 @@ from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
 from onea.merging.gated_fusion import Gate, fuse, gates
 from onea.metrics import wilson_interval
 from onea.research.record import Record
-from onea.research.report.heat_maps import analysed_merge, has_analysis, numbers
+from onea.research.report.heat_maps import analysed_merge, has_analysis, parse_numbers
 from onea.research.streams import make_stream
 
 OUT = ROOT / "docs/pictures"
@@ -271,7 +271,7 @@ def gates_by_direction(run: Record) -> tuple[Canvas, str]:
     _, analysis = analysed_merge(run, BIG_TASK)
     canvas, half = Canvas(PICTURE), PICTURE / 2
     canvas.text(0, 16, "Gates: share of the step", "head")
-    found = {kind: [numbers(layer["gate"]) for layer in analysis[kind]["layers"]] for kind in analysis}
+    found = {kind: [parse_numbers(layer["gate"]) for layer in analysis[kind]["layers"]] for kind in analysis}
     most = max(value for lines in found.values() for line in lines for value in line)
     step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if most / step <= 4)
     ticks = [round(step * count, 2) for count in range(ceil(most / step) + 1)]

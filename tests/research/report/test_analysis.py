@@ -19,14 +19,14 @@ from onea.merging.one_a import OneAMerge
 from onea.research.report.aggregate import settings
 from onea.research.report.curves import cost_points, cost_scatter
 from onea.research.report.heat_maps import (
+    accuracy_by_options,
     analysed_merge,
     basis_alignment,
-    by_options,
     gate_heat_map,
     has_analysis,
-    numbers,
+    parse_matrix,
+    parse_numbers,
     spectra_and_gates,
-    square,
     update_strength,
 )
 from onea.research.runs.config import make_config
@@ -78,10 +78,10 @@ def test_descriptions_are_by_kind_and_layer_and_leave_out_vectors() -> None:
         assert [layer["layer"] for layer in entry["layers"]] == [0, 1, 2]
         (fusion,) = [f for names, f in fusions if f"blocks.0.{kind}.weight" in names]
         for index, layer in enumerate(entry["layers"]):
-            assert numbers(layer["gate"]) == pytest.approx(fusion.gates[index].tolist(), rel=1e-3)
-            assert numbers(layer["update"]) == pytest.approx(update_norms(fusion)[index].tolist(), rel=1e-3)
-            assert numbers(layer["value"])[0] == pytest.approx(1.0, abs=1e-4)
-        assert square(entry["overlap"]) == pytest.approx(basis_overlap(fusion).mean(0).numpy(), abs=6e-4)
+            assert parse_numbers(layer["gate"]) == pytest.approx(fusion.gates[index].tolist(), rel=1e-3)
+            assert parse_numbers(layer["update"]) == pytest.approx(update_norms(fusion)[index].tolist(), rel=1e-3)
+            assert parse_numbers(layer["value"])[0] == pytest.approx(1.0, abs=1e-4)
+        assert parse_matrix(entry["overlap"]) == pytest.approx(basis_overlap(fusion).mean(0).numpy(), abs=6e-4)
 
 
 def test_matrices_of_equal_shape_are_distinguished() -> None:
@@ -103,7 +103,7 @@ def test_runs_keep_the_analysis_of_every_merge(tiny_run: Record, tmp_path: Path)
     assert "analysis" not in made["tasks"][0]["merge"]
     for task in made["tasks"][1:]:
         assert {kind: len(entry["layers"]) for kind, entry in task["merge"]["analysis"].items()} == {"down": 2, "up": 2}
-        gates = [numbers(layer["gate"]) for e in task["merge"]["analysis"].values() for layer in e["layers"]]
+        gates = [parse_numbers(layer["gate"]) for e in task["merge"]["analysis"].values() for layer in e["layers"]]
         assert min(map(min, gates)) == pytest.approx(task["merge"]["gate_min"], rel=1e-3)
         assert max(map(max, gates)) == pytest.approx(task["merge"]["gate_max"], rel=1e-3)
 
@@ -115,12 +115,14 @@ def test_runs_keep_the_analysis_of_every_merge(tiny_run: Record, tmp_path: Path)
 def test_pictures_of_a_merge_show_its_numbers(width: float) -> None:
     made = analysed()
     _, merge = analysed_merge(made)
-    lines = np.array([numbers(layer["update"]) for layer in merge["up"]["layers"]])
+    lines = np.array([parse_numbers(layer["update"]) for layer in merge["up"]["layers"]])
     figure = update_strength(made, width)
     (mean,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "mean-up"]
     assert mean.get_ydata() == pytest.approx(lines.mean(0))
     heat = basis_alignment(made, width)
-    assert np.asarray(heat.axes[1].images[0].get_array()) == pytest.approx(np.array(square(merge["up"]["overlap"])))
+    assert np.asarray(heat.axes[1].images[0].get_array()) == pytest.approx(
+        np.array(parse_matrix(merge["up"]["overlap"]))
+    )
     spectra = spectra_and_gates(made, width)
     assert [len(axes.lines) for axes in spectra.axes[:4]] == [2, 2, 2, 2]
     for drawn in (figure, heat, spectra):
@@ -151,7 +153,7 @@ def grid() -> list[Record]:
 
 
 def test_the_heat_map_writes_means_over_seeds_and_marks_gaps() -> None:
-    cells = by_options(grid(), ("kappa", "quantile"))
+    cells = accuracy_by_options(grid(), ("kappa", "quantile"))
     assert list(cells) == [(1.0, 0.1), (1.0, 0.3), (2.0, 0.1), (2.0, 0.3), (5.0, 0.3)], "unfinished runs do not count"
     values = [made["metrics"]["A_T"] for made in grid() if made["options"] == {"kappa": 2.0, "quantile": 0.3}]
     assert cells[2.0, 0.3].mean == pytest.approx(np.mean(values))

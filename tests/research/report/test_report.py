@@ -153,7 +153,7 @@ def test_shared_training_has_a_note_and_no_mark() -> None:
     assert best(records, "training s") == [True, True, False]
     assert "9 of 9 adapters were trained by another run" in results_table(records).rows[2].note
     assert results_table(records).rows[0].note == ""
-    assert "0.9 (9 of 9 adapters were trained by another run here" in str(provenance(records))
+    assert "0.9 (9 of 9 adapters were trained by another run; their training time" in str(provenance(records))
 
 
 def test_one_task_has_no_forgetting() -> None:
@@ -231,7 +231,7 @@ def test_merges_of_a_record_are_shown() -> None:
         task["merge"] = {"base": base, "align_share": 0.267, "gate_min": 0.123, "gate_max": 0.646} if index else {}
     text = Reader(run_page([made], "A page")).text
     assert "Merges of one-a" in text
-    assert "taken whole" in text
+    assert "adopted" in text
     assert "the new adapter" in text
     assert "0.123 – 0.646" in text
     assert "Merges of" not in Reader(run_page(three(), "A page")).text

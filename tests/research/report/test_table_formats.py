@@ -124,7 +124,7 @@ def test_html_shows_marks_gaps_and_the_papers_numbers_and_escapes() -> None:
         ("c", 0): full(80.0),
         ("c", 1): Value(70.0, 1.0, 2, 5),
     }
-    text = html.table(table(values, (evil, "c")))
+    text = html.render(table(values, (evil, "c")))
     assert evil not in text
     read = Cells(text)
     assert read.cells[2:] == [
@@ -183,7 +183,7 @@ def test_words_are_left_aligned_and_a_single_cell_spans_all_columns() -> None:
     assert r"\begin{tabular}{lll}" in tables.latex(words)
     assert r"same & x \& y & x \& y \\" in tables.latex(words)
     assert [line.split(",")[3] for line in tables.csv_text(words).splitlines()[1:]] == ["x & y", "x & y", "a", "b"]
-    text = html.table(words)
+    text = html.render(words)
     assert '<table class="words">' in text
     assert '<th scope="rowgroup" colspan="3">G</th>' in text
     assert '<td colspan="2">x &amp; y</td>' in text

@@ -16,7 +16,7 @@ from onea.research.record_metrics import Metric, headline_metrics
 from onea.research.report.records import count_shared_adapters, finished, labels, run_title, shared_adapters_note
 
 _STREAM_OPTIONS = {"order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed"}
-# Fields of a record's config that do not tell configurations apart: the record has their resolved values elsewhere.
+# Fields of a record's config that do not distinguish configurations: other fields hold their resolved values.
 _RESOLVED_ELSEWHERE = _STREAM_OPTIONS | {"data", "backbone", "method", "options", "preset"}
 
 
@@ -32,7 +32,7 @@ class Group:
         """The finished runs."""
         return tuple(record for record in self.records if finished(record))
 
-    def of_seed(self, seed: int) -> Record | None:
+    def record_of_seed(self, seed: int) -> Record | None:
         """The record of a seed, if there is one."""
         return next((record for record in self.records if record["config"]["seed"] == seed), None)
 
@@ -51,8 +51,8 @@ class Setting:
 
     def single_seed(self) -> list[Record]:
         """One record per configuration, titled by its name, all with the seed that most configurations have."""
-        seed = max(self.seeds, key=lambda s: (sum(group.of_seed(s) is not None for group in self.groups), -s))
-        records = [(group.name, group.of_seed(seed)) for group in self.groups]
+        seed = max(self.seeds, key=lambda s: (sum(group.record_of_seed(s) is not None for group in self.groups), -s))
+        records = [(group.name, group.record_of_seed(seed)) for group in self.groups]
         return [record | {"title": name} for name, record in records if record is not None]
 
 
@@ -73,7 +73,7 @@ def over_seeds(group: Group, metric: Metric, wanted: int = 0) -> Value:
 
 
 def curve(group: Group) -> list[Value]:
-    """Accuracy after each task over the finished runs; without one, over the tasks that all runs have finished."""
+    """Accuracy after each task over the finished runs; if none is finished, over the tasks that all runs share."""
     accuracies = [record["metrics"]["A"] for record in group.done or group.records]
     return [summarise(values) for values in zip(*accuracies, strict=False)]
 
@@ -97,7 +97,7 @@ def settings(records: Sequence[Record]) -> list[Setting]:
 
 
 def best_first(records: Sequence[Record]) -> list[Record]:
-    """Records sorted by the mean accuracy of their configuration; One-A first, because curves emphasise it."""
+    """Records sorted by the mean accuracy of their configuration; One-A comes first, because curves emphasise it."""
     accuracies: dict[str, list[float]] = defaultdict(list)
     for record in records:
         accuracies[_setting_key(record) + _configuration_key(record)].append(record["metrics"]["A"][-1])
@@ -112,7 +112,7 @@ def best_first(records: Sequence[Record]) -> list[Record]:
 def grid_table(setting: Setting, title: str | None = None) -> Table:
     """The metrics of a setting's configurations; a configuration without a seed that others have is incomplete."""
     records = [record for group in setting.groups for record in group.records]
-    metrics = [  # without those that no record has: one task has no forgetting
+    metrics = [  # only those that a record has: a stream of one task has no forgetting
         metric
         for metric in headline_metrics(records, machine_dependent=False).values()
         if any(metric.value(record) is not None for record in records)
@@ -223,7 +223,7 @@ def _letters(text: str) -> str:
 
 
 def _resolved_options(record: Record) -> dict[str, Any]:
-    """The settings in which two configurations may differ, as they were resolved."""
+    """The resolved settings in which two configurations may differ."""
     config = {name: value for name, value in record["config"].items() if name not in _RESOLVED_ELSEWHERE}
     from_preset = _options_from_preset(record)
     return {

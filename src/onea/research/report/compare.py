@@ -16,7 +16,7 @@ from onea.research.report.records import finished
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of both sides over their common seeds.
+    """The difference in one metric over the common seeds.
 
     Attributes:
         name: heading of the metric.
@@ -56,7 +56,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     Raises:
         OneaError: if a side has several configurations, there is no common seed, or data or streams differ.
     """
-    from onea.metrics import t_interval  # loads numpy, which the commands need not
+    from onea.metrics import t_interval  # imports numpy, which would slow down `onea --help`
 
     left, right = _only_configuration("first", first), _only_configuration("second", second)
     a, b = ({record["config"]["seed"]: record for record in side.done} for side in (left, right))
@@ -97,12 +97,12 @@ def _only_configuration(side: str, records: Sequence[Record]) -> Group:
 
 
 def _check_same_stream(a: Record, b: Record, seed: int) -> None:
-    """Raise an error for runs that did not have the same images in the same order."""
+    """Raise an error if two runs did not learn the same images in the same order."""
     for what, first, second in zip(_STREAM_FACTS, _stream_facts(a), _stream_facts(b), strict=True):
         if first != second:
             raise OneaError(
-                f"The two runs of seed {seed} differ in {what} ({_brief(first)} and {_brief(second)}), so their "
-                "difference is not one of methods; run both on the same stream."
+                f"The two runs of seed {seed} differ in {what} ({_brief(first)} and {_brief(second)}), so they do not "
+                "compare the methods; run both on the same stream."
             )
 
 
@@ -124,10 +124,10 @@ def _brief(value: Any) -> str:
 def _notes(left: Group, right: Group, seeds: Sequence[int]) -> list[str]:
     notes = []
     if len(seeds) == 1:
-        notes.append(f"One common seed ({seeds[0]}): a difference of one run has no interval; run more seeds.")
+        notes.append(f"One common seed ({seeds[0]}): a single difference has no interval; run more seeds.")
     for side, group in (("first", left), ("second", right)):
         if missing := {record["config"]["seed"] for record in group.records} - set(seeds):
-            notes.append(f"Left out of the {side} side, not finished by both: seeds {_list(missing)}.")
+            notes.append(f"Left out of the {side} side because both have not finished them: seeds {_list(missing)}.")
     networks = [group.records[0]["backbone"] for group in (left, right)]
     if networks[0].get("sha256") != networks[1].get("sha256"):
         notes.append(f"The two sides use different networks: {networks[0]['name']} and {networks[1]['name']}.")

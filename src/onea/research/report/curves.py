@@ -106,10 +106,10 @@ def task_names(record: Record) -> list[str]:
 
 def _common_sizes(records: Sequence[Record]) -> list[float]:
     if not records:
-        raise OneaError("There is no record to draw; give at least one.")
+        raise OneaError("There are no records to draw; give at least one.")
     streams = {tuple(record["stream"]["sizes"]) for record in records}
     if len(streams) > 1:
-        raise OneaError("The records come from streams of different task sizes; draw one figure per stream.")
+        raise OneaError("The records come from streams with different task sizes; draw one figure per stream.")
     return list(streams.pop())
 
 
@@ -256,7 +256,7 @@ def same_sizes(setting: Setting) -> bool:
 
 
 def stream_bars(record: Record, width: float = WIDTH) -> Figure:
-    """How many classes each task of a run brings."""
+    """The number of classes in each task of a run."""
     sizes = record["stream"]["sizes"]
     with style.theme():
         figure = style.new_figure(width, 2.6)
@@ -337,7 +337,7 @@ def cost_scatter(points: Sequence[Point], cost: str, width: float = WIDTH) -> Fi
             axes.xaxis.set_minor_formatter("{x:g}")
             axes.margins(x=0.12)
         else:
-            axes.set_xlim(0, 1.25 * max(costs))  # from zero, so that small differences look small
+            axes.set_xlim(0, 1.25 * max(costs))  # from zero, so that small differences are not exaggerated
         axes.margins(y=0.12)
         axes.set(xlabel=cost, ylabel="$A_T$ (%)")
         axes.grid()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTML page of an experiment or of any set of records, and the files of ``onea report``."""
+"""The HTML page of an experiment or a set of records, and the files that ``onea report`` writes."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def experiment_page(
             to what a run writes.
         tables: tables of the experiment; by default one for each setting of the records.
         notes: notes at the top of the page.
-        pictures: pictures of the experiment; they precede those that every page has.
-        leave_out: those of ``curves``, ``updates`` and ``bases`` that ``pictures`` shows.
+        pictures: pictures of the experiment; they come before the standard ones.
+        leave_out: standard pictures to omit (``curves``, ``updates``, ``bases``), because ``pictures`` has them.
         closing: the last line.
         runs: number of runs in the tables, if the records are only some of them.
     """
     if not records and not tables and not pictures:
-        raise OneaError("There is no record and no table to make a page of; give at least one.")
+        raise OneaError("The page has no records, tables or pictures; give at least one.")
     all_settings = settings(records)
     blocks = remarks(notes)
     over_seeds = any(value.wanted for table in tables for value in table.values.values())
@@ -101,16 +101,16 @@ def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> 
 def _curves(setting: Setting) -> Picture:
     curves = {group.name: curve(group) for group in setting.groups}
     lines = [f"{name}: {series([value.mean or 0.0 for value in values])}" for name, values in curves.items()]
-    bars = "Grey bars: how many classes each task brings"
+    bars = "Grey bars: number of classes in each task"
     if not same_sizes(setting):
-        bars += ", mean over seeds, which bring them in different orders"
+        bars += " (mean over seeds, whose task orders differ)"
     several = any(value.std is not None for values in curves.values() for value in values)
-    lines_are = "Lines: mean over seeds; bands: one sample deviation to each side." if several else "One seed."
+    legend = "Lines: mean over seeds; bands: one sample deviation to each side." if several else "One seed."
     return Picture(
         "Accuracy as classes arrive",
         partial(banded_curves, setting),
         "Line chart, accuracy in percent over all classes seen after each task. " + ". ".join(lines) + ".",
-        f"{lines_are} {bars}.",
+        f"{legend} {bars}.",
     )
 
 
@@ -126,7 +126,7 @@ def _stream(record: Record) -> Picture:
 
 def _matrices(records: Sequence[Record]) -> Picture:
     shown = records[:MAX_MATRICES]
-    ends = [f"{r['title']}: {series([row[-1] for row in r['metrics']['matrix']])}" for r in shown]
+    final = [f"{r['title']}: {series([row[-1] for row in r['metrics']['matrix']])}" for r in shown]
     caption = (
         f"Seed {records[0]['config']['seed']}. A row is the accuracy on the test images of one task, among all "
         "classes seen by then."
@@ -136,7 +136,7 @@ def _matrices(records: Sequence[Record]) -> Picture:
     return Picture(
         "Accuracy of each task",
         partial(heat_maps.matrix_panels, shown),
-        "Heat maps, accuracy of each task after each task. After the last one, by task: " + ". ".join(ends) + ".",
+        "Heat maps, accuracy of each task after each task. After the last one, by task: " + ". ".join(final) + ".",
         caption,
     )
 
@@ -150,7 +150,7 @@ def _analysis(record: Record) -> dict[str, Picture]:
             "Spectra and gates per layer",
             partial(heat_maps.spectra_and_gates, record),
             f"Line charts, normalised singular values and gates by layer; gates from {low:.2f} to {high:.2f}.",
-            f"{merge}. The gate holds back the base's strongest directions, on the left, and lets the weaker follow.",
+            f"{merge}. The gate damps the base's strongest directions, on the left, and leaves the weaker ones free.",
         ),
         "updates": Picture(
             "Update strength per direction",
@@ -162,7 +162,7 @@ def _analysis(record: Record) -> dict[str, Picture]:
             "Basis before and after",
             partial(heat_maps.basis_alignment, record),
             "Heat maps, overlap of the base's singular directions with those after the merge.",
-            f"{merge}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
+            f"{merge}. A dark diagonal means that the directions did not change. Many directions are shown in blocks.",
         ),
     }
 
@@ -170,7 +170,7 @@ def _analysis(record: Record) -> dict[str, Picture]:
 def _gates(record: Record) -> tuple[float, float]:
     """The lowest and the highest gate of the analysed merge."""
     _, analysis = heat_maps.analysed_merge(record)
-    gates = [heat_maps.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
+    gates = [heat_maps.parse_numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
     return min(map(min, gates)), max(map(max, gates))
 
 
@@ -206,7 +206,7 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
 
 
 def _with_setting_in_columns(table: Table) -> Table:
-    """The table with its setting in each column, because one CSV file holds several tables."""
+    """The table with its setting in every column heading, because one CSV file holds several tables."""
     columns = tuple(dataclasses.replace(column, group=table.title) for column in table.columns)
     return dataclasses.replace(table, columns=columns)
 

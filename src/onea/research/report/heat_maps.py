@@ -26,7 +26,7 @@ TITLES = {"down": "down-projection", "up": "up-projection"}
 
 
 def _heat_map(axes: Any, table: Any, low: float, high: float, **options: Any) -> Any:
-    """A matrix in shades of blue, without frame and ticks; None and NaN are blank."""
+    """Draw a matrix in shades of blue, without frame or ticks; None and NaN are blank."""
     import numpy as np
 
     table = np.ma.masked_invalid(np.array(table, dtype=np.float64))
@@ -119,22 +119,22 @@ def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
 # analysis of a merge
 
 
-def numbers(text: str) -> list[float]:
+def parse_numbers(text: str) -> list[float]:
     """Parse a series of numbers of a record.
 
-    >>> numbers("1 0.5 1e-05")
+    >>> parse_numbers("1 0.5 1e-05")
     [1.0, 0.5, 1e-05]
     """
     return [float(word) for word in text.split()]
 
 
-def square(text: str) -> list[list[float]]:
+def parse_matrix(text: str) -> list[list[float]]:
     """Parse a square matrix of a record.
 
-    >>> square("1 0 0 1")
+    >>> parse_matrix("1 0 0 1")
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    flat = numbers(text)
+    flat = parse_numbers(text)
     side = round(len(flat) ** 0.5)
     return [flat[start : start + side] for start in range(0, len(flat), side)]
 
@@ -154,7 +154,7 @@ def analysed_merge(record: Record, task: int | None = None) -> tuple[str, dict[s
     merges = _merges(record)
     if not merges or (task is not None and task not in merges):
         which = "no merge" if task is None else f"no merge of task {task + 1}"
-        raise OneaError(f"The record of {record['config']['method']} holds the analysis of {which}; run it again.")
+        raise OneaError(f"The record of {record['config']['method']} contains the analysis of {which}; run it again.")
     task = max(merges) if task is None else task
     return str(record["tasks"][task]["name"]), merges[task]
 
@@ -183,7 +183,7 @@ def basis_alignment(record: Record, width: float = WIDTH, task: int | None = Non
         for axes, (kind, entry) in zip(grid, analysis.items(), strict=True):
             edges = (0.5, entry["directions"] + 0.5)
             _name_axes(axes, "Basis", kind, "direction after the merge", "direction before")
-            image = _heat_map(axes, square(entry["overlap"]), 0, 1, extent=(*edges, *reversed(edges)))
+            image = _heat_map(axes, parse_matrix(entry["overlap"]), 0, 1, extent=(*edges, *reversed(edges)))
         _colour_bar(figure, image, grid, fraction=0.05, aspect=24).set_label("overlap (1: unchanged)")
         _describe(figure, record, name)
     return figure
@@ -192,7 +192,7 @@ def basis_alignment(record: Record, width: float = WIDTH, task: int | None = Non
 def spectra_and_gates(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
     """Normalised singular values of the base and their gates, one line per layer, from dark (first) to light (last)."""
     name, analysis = analysed_merge(record, task)
-    rows = (("value", "Spectrum", "singular value / largest"), ("gate", "Gates", "gate (0: held back)"))
+    rows = (("value", "Spectrum", "singular value / largest"), ("gate", "Gates", "gate (0: closed)"))
     with style.theme():
         count, narrow = len(analysis), width < NARROW
         figure = style.new_figure(width, 2.5 * len(rows) * count if narrow else 2.9 * len(rows))
@@ -230,7 +230,7 @@ def _block_centres(directions: int, points: int) -> list[float]:
 
 def _layer_lines(axes: Any, entry: dict[str, Any], key: str, **options: Any) -> list[list[float]]:
     """Draw a line for each layer; returns their values."""
-    lines = [numbers(layer[key]) for layer in entry["layers"]]
+    lines = [parse_numbers(layer[key]) for layer in entry["layers"]]
     for line, colour in zip(lines, style.shades(len(lines)), strict=True):
         axes.plot(_block_centres(entry["directions"], len(line)), line, color=colour, **options)
     return lines
@@ -262,7 +262,7 @@ def _describe(figure: Figure, record: Record, task: str, more: str = "") -> None
 # the options of the gate
 
 
-def by_options(records: Sequence[Record], names: Sequence[str]) -> dict[tuple[Any, ...], Value]:
+def accuracy_by_options(records: Sequence[Record], names: Sequence[str]) -> dict[tuple[Any, ...], Value]:
     """A_T over seeds for each combination of values of these options in finished runs."""
     accuracies: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for record in records:
@@ -273,7 +273,7 @@ def by_options(records: Sequence[Record], names: Sequence[str]) -> dict[tuple[An
 
 
 def colour_range(cells: Sequence[Value]) -> tuple[float, float]:
-    """The values of the lightest and darkest colour: at least four standard deviations or two points apart.
+    """The values of the lightest and darkest colours: at least four standard deviations or two points apart.
 
     Differences within the noise then have similar colours.
 
@@ -289,10 +289,10 @@ def colour_range(cells: Sequence[Value]) -> tuple[float, float]:
 
 def gate_heat_map(records: Sequence[Record], width: float = 7.4) -> Figure:
     """A_T over the gate's sharpness (columns) and quantile (rows); combinations without a run are blank."""
-    cells = by_options(records, ("kappa", "quantile"))
+    cells = accuracy_by_options(records, ("kappa", "quantile"))
     if not cells:
         raise OneaError("No finished record has the options kappa and quantile; run one-a with several of them.")
-    kappas, quantiles = (sorted({key[place] for key in cells}) for place in (0, 1))
+    kappas, quantiles = (sorted({key[position] for key in cells}) for position in (0, 1))
     table = [[cells.get((kappa, quantile), Value()) for kappa in kappas] for quantile in quantiles]
     low, high = colour_range(list(cells.values()))
     with style.theme():

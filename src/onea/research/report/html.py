@@ -89,50 +89,53 @@ def remarks(texts: Sequence[str]) -> list[Block]:
 
 
 PHONE = 4.2  # width in inches of figures on phones
-MAX_IN_ALT = 12  # values in a text alternative; of more, only the ends and the minimum
+MAX_IN_ALT = 12  # values in a text alternative; of longer series, only the first, the lowest and the last
 
 
 def document(title: str, blocks: Sequence[Block]) -> str:
-    """A whole page without scripts and requests, for light and dark themes and screens of any width."""
+    """A self-contained page without scripts, for light and dark themes and screens of any width."""
     css = (resources.files("onea.research.report") / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join([f"<h1>{symbols(title)}</h1>", *map(block, blocks)])
+        + "\n".join([f"<h1>{with_subscripts(title)}</h1>", *map(render, blocks)])
         + "\n</main>\n</body>\n</html>\n"
     )
 
 
-def block(part: Block) -> str:
+def render(block: Block) -> str:
     """The HTML of a block."""
-    match part:
+    match block:
         case Text(text, kind):
-            return f'<p class="{kind}">{symbols(text)}</p>'
+            return f'<p class="{kind}">{with_subscripts(text)}</p>'
         case Terms(meanings):
-            return f"<dl>{''.join(f'<dt>{symbols(t)}</dt><dd>{symbols(meaning)}</dd>' for t, meaning in meanings)}</dl>"
+            items = (
+                f"<dt>{with_subscripts(term)}</dt><dd>{with_subscripts(meaning)}</dd>" for term, meaning in meanings
+            )
+            return f"<dl>{''.join(items)}</dl>"
         case Table():
-            return table(part)
+            return _table(block)
         case Picture():
-            return picture(part)
+            return _picture(block)
         case Details(summary, blocks):
-            return f"<details><summary>{symbols(summary)}</summary>{_blocks(blocks)}</details>"
+            return f"<details><summary>{with_subscripts(summary)}</summary>{_blocks(blocks)}</details>"
         case Section(heading, blocks, level, apart):
-            return f"<h{level}{_class('part' if apart else '')}>{symbols(heading)}</h{level}>{_blocks(blocks)}"
+            return f"<h{level}{_class('part' if apart else '')}>{with_subscripts(heading)}</h{level}>{_blocks(blocks)}"
 
 
-def picture(picture: Picture) -> str:
+def _picture(picture: Picture) -> str:
     """A figure in a wide version and one for phones, on which the wide one would be illegible."""
-    wide, narrow = svg(picture.draw()), svg(picture.draw(width=PHONE))
-    caption = block(Text(picture.caption)) if picture.caption else ""
+    wide, narrow = _data_url(picture.draw()), _data_url(picture.draw(width=PHONE))
+    caption = render(Text(picture.caption)) if picture.caption else ""
     return (
         f'<figure><picture><source media="(max-width: 40rem)" srcset="{narrow}"><img src="{wide}" '
         f'alt="{escape(picture.alt)}"></picture></figure>{caption}'
     )
 
 
-def svg(figure: Figure) -> str:
-    """A figure as a ``data:`` URL, so that the ids of several figures on a page cannot clash."""
+def _data_url(figure: Figure) -> str:
+    """A figure as an SVG in a ``data:`` URL, so that the ids of several figures on a page cannot clash."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -142,17 +145,17 @@ def svg(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def table(table: Table) -> str:
-    """A table that scrolls in its frame on narrow screens, also by keyboard."""
+def _table(table: Table) -> str:
+    """A table that scrolls in its frame on narrow screens, by keyboard as well."""
     marks, bodies = table.marks(), []
     for group, rows in groupby(table.rows, key=lambda row: row.group):
         width = len(table.columns) + 1
-        head = f'<tr><th scope="rowgroup" colspan="{width}">{symbols(group)}</th></tr>' if group else ""
+        head = f'<tr><th scope="rowgroup" colspan="{width}">{with_subscripts(group)}</th></tr>' if group else ""
         bodies.append(f"<tbody>{head}{''.join(_row(table, row, marks) for row in rows)}</tbody>")
     words = "words" if all(column.align == "left" for column in table.columns) else ""
     return (
         f'{_blocks(remarks(table.notes))}<div class="scroll" role="region" tabindex="0" '
-        f'aria-label="{escape(table.title)}"><table{_class(words)}><caption><span>{symbols(table.title)}</span></caption>'
+        f'aria-label="{escape(table.title)}"><table{_class(words)}><caption><span>{with_subscripts(table.title)}</span></caption>'
         f"<thead>{_heads(table)}</thead>{''.join(bodies)}</table></div>"
     )
 
@@ -161,16 +164,16 @@ def _heads(table: Table) -> str:
     corner = _head(table.corner) if table.corner else "<td></td>"
     names = f"<tr>{corner}{''.join(_head(column.name) for column in table.columns)}</tr>"
     groups = table.column_groups()
-    spans = "".join(f'<th scope="colgroup" colspan="{count}">{symbols(group)}</th>' for group, count in groups)
+    spans = "".join(f'<th scope="colgroup" colspan="{count}">{with_subscripts(group)}</th>' for group, count in groups)
     return f"<tr><td></td>{spans}</tr>{names}" if groups else names
 
 
 def _head(name: str) -> str:
-    return f'<th scope="col">{symbols(two_lines(name))}</th>'
+    return f'<th scope="col">{with_subscripts(two_lines(name))}</th>'
 
 
 def _row(table: Table, row: Row, marks: Mapping[tuple[str, int], Mark]) -> str:
-    name = f'<a href="{escape(row.link)}">{symbols(row.name)}</a>' if row.link else symbols(row.name)
+    name = f'<a href="{escape(row.link)}">{with_subscripts(row.name)}</a>' if row.link else with_subscripts(row.name)
     span = f' colspan="{len(table.columns)}"' if len(row.cells) == 1 < len(table.columns) else ""
     cells = (
         _number(cell, table.columns[index].digits, marks.get((row.name, index)))
@@ -193,10 +196,10 @@ def _class(name: str) -> str:
 
 
 def _blocks(blocks: Sequence[Block]) -> str:
-    return "".join(map(block, blocks))
+    return "".join(map(render, blocks))
 
 
-def symbols(text: str) -> str:
+def with_subscripts(text: str) -> str:
     """Escaped text with subscripts in A_T and A_t."""
     return escape(text).replace("A_T", "A<sub>T</sub>").replace("A_t", "A<sub>t</sub>")
 
@@ -211,7 +214,7 @@ def two_lines(head: str) -> str:
 
 
 def series(values: Sequence[float]) -> str:
-    """Numbers for a text alternative: all of a few, of many the ends and the minimum."""
+    """Numbers for a text alternative: all values if there are few, otherwise the first, the lowest and the last."""
     texts = [f"{value:.1f}" for value in values]
     if len(texts) <= MAX_IN_ALT:
         return ", ".join(texts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load records of runs, and name them for tables and legends."""
+"""Loading records of runs, and naming them in tables and legends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def with_default_options(records: Sequence[Record]) -> list[Record]:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    """The matching folders and records; other files only if nothing else matches: ``runs/*`` may match a report."""
+    """The matching folders and records; other files (``runs/*`` may match a report) only if nothing else matches."""
     if not pattern.parts:
         return []
     paths = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
@@ -78,7 +78,7 @@ def _matching(pattern: Path) -> list[Path]:
 def _read(file: Path) -> Record:
     record = read_record_file(file)
     if not is_reportable(record):
-        raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
+        raise OneaError(f"{file} is damaged; restore it from a copy, or move it elsewhere.")
     return record
 
 
@@ -115,6 +115,6 @@ def count_shared_adapters(record: Record) -> int:
 def shared_adapters_note(record: Record) -> str:
     """The note on the training time of a run with adapters of another run."""
     return (
-        f"{count_shared_adapters(record)} of {len(record['tasks'])} adapters were trained by another run here, "
-        "their training is not counted"
+        f"{count_shared_adapters(record)} of {len(record['tasks'])} adapters were trained by another run; "
+        "their training time is not counted"
     )

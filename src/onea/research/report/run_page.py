@@ -42,9 +42,9 @@ def _lead(records: Sequence[Record]) -> Text:
     first, sizes = records[0], records[0]["stream"]["sizes"]
     data = first.get("data", {}).get("name") or first["config"].get("data", "the dataset")
     spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
-    who = f"{len(records)} methods learn" if len(records) > 1 else f"{labels(records)[0]} learns"
+    subject = f"{len(records)} methods learn" if len(records) > 1 else f"{labels(records)[0]} learns"
     return Text(
-        f"{who} {plural(sum(sizes), 'class', 'classes')} of {data} that arrive in "
+        f"{subject} {plural(sum(sizes), 'class', 'classes')} of {data} that arrive in "
         f"{plural(len(sizes), 'task', 'tasks')} of {spread}; after every task, accuracy is measured over all "
         "classes seen so far.",
         "lead",
@@ -63,7 +63,7 @@ def _resolution(records: Sequence[Record]) -> str:
     seeds, images = dict.fromkeys(str(record["config"]["seed"]) for record in records), sum(records[0]["total"])
     return (
         f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(seeds)}; {images:,} test images, "
-        f"so one image is {100 / images:.2f} points of A_T."
+        f"one image is {100 / images:.2f} percentage points of A_T."
     )
 
 
@@ -89,13 +89,14 @@ def _stream(records: Sequence[Record]) -> Section:
     lines = []
     for t, (task, size, seen) in enumerate(zip(task_names(first), sizes, accumulate(sizes), strict=True)):
         numbers = [str(size), str(seen), f"{images[t]:,}" if t < len(images) else MISSING]
-        numbers += [_after(r["metrics"]["A"], t) for r in records] + [_after(areas, t) for areas in open_set.values()]
+        numbers += [_percent(r["metrics"]["A"], t) for r in records]
+        numbers += [_percent(areas, t) for areas in open_set.values()]
         lines.append([task, *numbers])
     caption = "Tasks in order of arrival, and the accuracy over all classes seen after each."
     return Section("The stream", [Table.from_texts(caption, heads, lines), *_class_names(first)])
 
 
-def _after(values: Sequence[float | None], t: int) -> str:
+def _percent(values: Sequence[float | None], t: int) -> str:
     value = values[t] if t < len(values) else None
     return MISSING if value is None else f"{value:.1f}"
 
@@ -133,8 +134,8 @@ def _merges(record: Record, name: str) -> Section:
         before += task["classes"]
     heads = ("task", "classes before", "new classes", "base side", "align share", "gates,\nlowest to highest")
     caption = (
-        "The larger side is the base. The smaller one enters with its share, through gates that hold back the "
-        "base's strongest directions (0 is closed, 1 is open)."
+        "The larger side is the base. The smaller side is weighted by its share and by gates, which damp the base's "
+        "strongest directions (0 is closed, 1 is open)."
     )
     return Section(f"Merges of {name}", [Table.from_texts(caption, heads, lines)])
 
@@ -142,12 +143,17 @@ def _merges(record: Record, name: str) -> Section:
 def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> tuple[str, ...]:
     sizes = (str(before), str(task["classes"]))
     if "base" not in merge:
-        return (*sizes, "not trained" if task.get("trained") is False else "taken whole", MISSING, MISSING)
+        return (*sizes, "not trained" if task.get("trained") is False else "adopted", MISSING, MISSING)
     side = {"accumulated": "the merged adapter", "new": "the new adapter"}.get(merge["base"], str(merge["base"]))
     return (*sizes, side, f"{merge['align_share']:.3f}", f"{merge['gate_min']:.3f} – {merge['gate_max']:.3f}")
 
 
-_HARDWARE = ("accelerator", "processor", "cores", "platform")  # fields of a record's environment; others are versions
+_HARDWARE = (
+    "accelerator",
+    "processor",
+    "cores",
+    "platform",
+)  # of a record's environment; its other fields are versions
 
 
 def provenance(records: Sequence[Record]) -> Section:

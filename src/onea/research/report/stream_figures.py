@@ -83,7 +83,7 @@ def comparison_figure(stream: Stream, n_max: int = 500, mu: float = 0.1, width: 
 
 
 def draw_stream_figures(stream: Stream, folder: Path, n_max: int = 500, mu: float = 0.1) -> list[Path]:
-    """Write all three figures to a folder, which is created if it is missing, and return their paths."""
+    """Write all three figures to a folder, which is created if necessary, and return their paths."""
     figures = {
         "generation.png": generation_figure(stream),
         "descending.png": descending_figure(stream),
@@ -93,7 +93,7 @@ def draw_stream_figures(stream: Stream, folder: Path, n_max: int = 500, mu: floa
 
 
 def _uneven(numbers: Sequence[int]) -> bool:
-    return max(numbers) - min(numbers) > 1  # the remainder of an even division is a difference of one
+    return max(numbers) - min(numbers) > 1  # an even division may leave a difference of one
 
 
 def _panel_width(sizes: Sequence[int]) -> float:
