@@ -203,7 +203,7 @@ def test_the_command_tells_about_backbones(onea):
     assert "vit_pe_core_tiny_patch16_384.fb" in onea("methods", "--backbones", "vit_pe_core*")[1]
     assert "plain:FILE" in onea("methods", "--backbones")[1]
     code, _, err = onea("methods", "--backbones", "nonsense*")
-    assert (code, "whose name fits 'nonsense*'" in err) == (2, True)
+    assert (code, "whose name matches 'nonsense*'" in err) == (2, True)
 
 
 def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, tiny_images, tmp_path):

@@ -203,7 +203,7 @@ def test_heads_that_share_keys():
     torch.testing.assert_close(vit(images_for(vit)), timms(vit))
     with pytest.raises(OneaError, match=r"share keys and values.*LoRA does not fit; choose a method with adapters"):
         check_rank(4, vit)
-    with pytest.raises(OneaError, match="has a RmsNorm, which cannot be shifted as SSF does"):
+    with pytest.raises(OneaError, match="has a RmsNorm, which SSF does not support"):
         SSF(vit, torch.Generator())
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backbones by name: size, methods that fit them, and licence; no weights are downloaded."""
+"""Backbones by name: size, compatible methods and licence. No weights are downloaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from onea.errors import OneaError
-from onea.research.methods.aper import why_not_affine
+from onea.research.methods.aper import layer_without_ssf
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT, freeze
 from onea.vit.network_config import EMBEDDED, full_name, licence_notice
@@ -15,11 +15,11 @@ from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 Row = tuple[str, str]
 
 
-def describe(name: str) -> Iterator[Row]:
+def describe_backbone(name: str) -> Iterator[Row]:
     """Properties of a backbone and their values.
 
     Raises:
-        OneaError: it does not exist or cannot be used.
+        OneaError: the backbone does not exist or cannot be used.
     """
     name = full_name(name)
     vit = _load(name)
@@ -30,28 +30,28 @@ def describe(name: str) -> Iterator[Row]:
         "features",
         f"{vit.width}" + (f", after {vit.depth} blocks" if vit.depth else "") + f"; {millions:,.1f} M weights",
     )
-    yield "normalised by", f"mean {_numbers(vit.mean)}, deviation {_numbers(vit.std)}"
-    yield "takes", _what_fits(vit)
+    yield "normalisation", f"mean {_numbers(vit.mean)}, standard deviation {_numbers(vit.std)}"
+    yield "methods", _compatible_methods(vit)
     yield "licence", licence_notice(vit.config.licence)
 
 
-def matching(pattern: str) -> Iterator[Row]:
-    """Names that match a pattern with asterisks, and their licences; for an empty pattern, the kinds of names."""
+def list_backbones(pattern: str) -> Iterator[Row]:
+    """Names that match a pattern with asterisks, with their licences; for an empty pattern, the kinds of names."""
     import timm
     from timm.models import get_pretrained_cfg
 
     if not pattern:
-        yield from ((name, "comes with onea, apache-2.0") for name in EMBEDDED)
+        yield from ((name, "included in onea, apache-2.0") for name in EMBEDDED)
         count = len(timm.list_pretrained())
         yield (
             "ARCHITECTURE.TAG",
-            f"one of {count:,} of timm; list some with a pattern: onea methods --backbones 'vit_*dinov3*'",
+            f"one of {count:,} in timm; list some with a pattern: onea methods --backbones 'vit_*dinov3*'",
         )
-        yield "FILE.safetensors", "a file; ARCHITECTURE.TAG:FILE or plain:FILE where it does not say what it holds"
+        yield "FILE.safetensors", "a file; without metadata of its architecture, ARCHITECTURE.TAG:FILE or plain:FILE"
         return
     names = timm.list_pretrained(pattern)
     if not names:
-        raise OneaError(f"timm has no weights whose name fits '{pattern}'; try 'vit_*' or 'convnext*'.")
+        raise OneaError(f"timm has no weights whose name matches '{pattern}'; try 'vit_*' or 'convnext*'.")
     for name in names:
         yield name, getattr(get_pretrained_cfg(name), "license", None) or "licence unknown"
 
@@ -63,11 +63,12 @@ def _load(name: str) -> FrozenViT:
     return freeze(build_untrained(name, config), name, "", config)
 
 
-def _what_fits(vit: FrozenViT) -> str:
+def _compatible_methods(vit: FrozenViT) -> str:
     if vit.no_hooks_reason:
         return f"methods that train nothing (simplecil, slda, ranpac): {vit.no_hooks_reason}"
-    misfits = [what for what, reason in (("LoRA", vit.shares_keys), ("SSF", why_not_affine(vit))) if reason]
-    return "all methods" + (f" but those of {' and '.join(misfits)}" if misfits else "")
+    obstacles = {"LoRA": vit.shares_keys, "SSF": layer_without_ssf(vit)}
+    excluded = [technique for technique, obstacle in obstacles.items() if obstacle]
+    return "all methods" + (f" except those with {' or '.join(excluded)}" if excluded else "")
 
 
 def _numbers(values: tuple[float, ...]) -> str:

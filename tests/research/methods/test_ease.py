@@ -161,18 +161,18 @@ def test_synthetic_prototypes_worked_by_hand():
     prototypes = torch.zeros(2, 3, 2)
     prototypes[0] = torch.tensor([[2.0, 0.0], [0.0, 5.0], [3.0, 0.0]])
     prototypes[1, 1:] = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    found = synthesise(prototypes, ranges_of(1, 2), growing=True)[1, 0]
+    found = synthesise(prototypes, ranges_of(1, 2), include_later=True)[1, 0]
     torch.testing.assert_close(found, torch.tensor([0.26894142, 0.73105858]))
 
 
-@pytest.mark.parametrize("growing", [True, False])
-def test_synthesis_equals_the_definition_in_plain_loops(growing):
+@pytest.mark.parametrize("include_later", [True, False])
+def test_synthesis_equals_the_definition_in_plain_loops(include_later):
     sizes = (2, 1, 3, 1)
     ranges, real = ranges_of(*sizes), draw(*sizes)
-    found = synthesise(real, ranges, growing)
+    found = synthesise(real, ranges, include_later)
     for i, old in enumerate(ranges):
         for j in range(len(sizes)):
-            last = len(sizes) - 1 if growing else j
+            last = len(sizes) - 1 if include_later else j
             donors = [k for task in range(j, last + 1) for k in ranges[task]]
             for c in old:
                 if j <= i:
@@ -186,23 +186,23 @@ def test_synthesis_equals_the_definition_in_plain_loops(growing):
                 assert (found[j, c] <= others.amax(0) + 1e-6).all(), "inside the donors' convex hull"
 
 
-@pytest.mark.parametrize("growing", [True, False])
-def test_synthesis_reads_real_prototypes_only_and_can_be_repeated(growing):
+@pytest.mark.parametrize("include_later", [True, False])
+def test_synthesis_reads_real_prototypes_only_and_can_be_repeated(include_later):
     sizes = (2, 1, 3, 1)
     ranges, prototypes = ranges_of(*sizes), draw(*sizes)
-    expected = synthesise(prototypes, ranges, growing)
+    expected = synthesise(prototypes, ranges, include_later)
     for task, classes in enumerate(ranges):
         prototypes[task + 1 :, classes.start : classes.stop] = torch.nan
-    found = synthesise(prototypes, ranges, growing)
+    found = synthesise(prototypes, ranges, include_later)
     assert torch.equal(found, expected)
-    assert torch.equal(synthesise(found, ranges, growing), expected)
+    assert torch.equal(synthesise(found, ranges, include_later), expected)
 
 
 def test_shares_sum_to_one_and_a_single_new_class_lends_itself_whole():
     prototypes = draw(2, 3, 1)
     prototypes[1, 2:5] = prototypes[1, 2]  # all donors of subspace 1 agree, except for the last class
     prototypes[1, 5] = prototypes[1, 2]
-    found = synthesise(prototypes, ranges_of(2, 3, 1), growing=True)
+    found = synthesise(prototypes, ranges_of(2, 3, 1), include_later=True)
     torch.testing.assert_close(found[1, :2], prototypes[1, 2].expand(2, -1))
     torch.testing.assert_close(found[2, :5], prototypes[2, 5].expand(5, -1))
 

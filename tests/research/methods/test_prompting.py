@@ -15,7 +15,7 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan
 from onea.research.methods.coda_prompt import CODAOptions, CODAPrompt, Components, component_weights, orthonormal_rows
-from onea.research.methods.dualprompt import DualPrompt, DualPromptOptions, _pair
+from onea.research.methods.dualprompt import DualPrompt, DualPromptOptions, _keys_and_values
 from onea.research.methods.l2p import L2POptions
 from onea.research.methods.presets import preset_options
 from onea.research.methods.prompting import GrowingParameter, InputPrompts, PrefixPrompts, match_keys
@@ -474,19 +474,19 @@ def test_the_official_layout_mixes_keys_and_values_up_along_the_batch(batch, exp
     slot = torch.stack([torch.zeros(3, 8), torch.ones(3, 8)])  # keys are zeros, values are ones
     whole = slot.expand(batch, -1, -1, -1)
     letters = "kv"
-    keys, values = _pair(whole, "official")
+    keys, values = _keys_and_values(whole, "official")
     assert [letters[int(k[0, 0])] + letters[int(v[0, 0])] for k, v in zip(keys, values, strict=True)] == expected
-    keys, values = _pair(whole, "correct")
+    keys, values = _keys_and_values(whole, "correct")
     assert not keys.any()
     assert values.all()
 
 
 def test_the_official_layout_gives_images_the_prompts_of_others():
     own = torch.arange(4.0)[:, None, None, None].expand(-1, 2, 3, 8)
-    keys, values = _pair(own, "official")
+    keys, values = _keys_and_values(own, "official")
     assert keys[:, 0, 0].tolist() == [0, 2, 0, 2]
     assert values[:, 0, 0].tolist() == [1, 3, 1, 3]
-    assert _pair(own, "correct")[0][:, 0, 0].tolist() == [0, 1, 2, 3]
+    assert _keys_and_values(own, "correct")[0][:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_coda_ends_a_short_training_at_a_low_rate_where_it_is_asked_to(tiny_run):
@@ -563,9 +563,9 @@ def test_components_start_orthonormal_and_stay_once_their_task_is_over(tiny_run)
     still = prepared(with_options(tiny_run, learning_rate=0.0), "coda-prompt")
     still.method.learn(still.task(0))
     assert float(still.method.prompts.penalty().detach()) < 1e-10
-    for kind in still.method.prompts.kinds():
+    for part in still.method.prompts.parts():
         for block in range(2):
-            rows = kind().detach()[:, block].flatten(1)
+            rows = part().detach()[:, block].flatten(1)
             torch.testing.assert_close(rows @ rows.T, torch.eye(4), rtol=0, atol=1e-6)
     ready = prepared(with_options(tiny_run, weight_decay=0.1), "coda-prompt", sizes="3,2,1")
     learn_all(ready, [0, 1])
@@ -581,9 +581,9 @@ def test_new_components_are_orthogonal_to_trained_ones(tiny_run):
     ready = prepared(tiny_run, "coda-prompt")
     ready.method.learn(ready.task(0))
     ready.method.begin_task(ready.task(1))
-    for kind in ready.method.prompts.kinds():
+    for part in ready.method.prompts.parts():
         for block in range(2):
-            rows = kind().detach()[:, block].flatten(1)
+            rows = part().detach()[:, block].flatten(1)
             assert float((rows[4:] @ rows[:4].T).abs().max()) < 1e-5
             assert not torch.allclose(rows[:4] @ rows[:4].T, torch.eye(4), atol=1e-3), "the old ones were trained"
 
@@ -612,14 +612,14 @@ def test_coda_prompt_says_what_it_cannot_do(tiny_vit, tiny_run):
     assert coda(tiny_vit, StreamPlan(100, 20), components=10, allocation="proportional")._num_components(1) == 1
     with pytest.raises(OneaError, match="the number of tasks and classes"):
         coda(tiny_vit, None, components=10)._num_components(1)
-    with pytest.raises(OneaError, match="components is 100; a backbone of width 64"):
+    with pytest.raises(OneaError, match="components is 100; it must not exceed the width 64"):
         coda(tiny_vit, StreamPlan(100, 10))
     with pytest.raises(OneaError, match="length is 7; it must be even"):
         CODAOptions(length=7)
     full = prepared(with_options(tiny_run, components=64, allocation="proportional"), "coda-prompt", sizes="5,1")
     full.method.plan = StreamPlan(5, 1)
     full.method.learn(full.task(0))
-    with pytest.raises(OneaError, match="Task 2 would need components 65 to 77, and only 64"):
+    with pytest.raises(OneaError, match="Task 2 would need components 65 to 77, but only 64"):
         full.method.learn(full.task(1))
 
 

@@ -97,12 +97,12 @@ def _datasets() -> Table:
 
 
 def _backbones(name: str | None) -> Table:
-    from onea.research.catalogue import describe, matching
+    from onea.research.catalogue import describe_backbone, list_backbones
 
     if name and "*" not in name:
-        heads, *rows = describe(name)
+        heads, *rows = describe_backbone(name)
         return Table.from_texts("", heads, rows, left=2)
-    return Table.from_texts("", ("backbone", "licence" if name else "description"), matching(name or ""), left=2)
+    return Table.from_texts("", ("backbone", "licence" if name else "description"), list_backbones(name or ""), left=2)
 
 
 def _metrics() -> Table:

@@ -63,9 +63,9 @@ class ACMap(Method):
 
     @classmethod
     def epochs_per_task(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
-        """Only the tasks up to the limit train."""
-        planned = super().epochs_per_task(options, sizes)
-        return [epochs if task < options.limit else 0 for task, epochs in enumerate(planned)]
+        """The epochs of the first tasks; later tasks train no adapter."""
+        epochs_per_task = super().epochs_per_task(options, sizes)
+        return [epochs if task < options.limit else 0 for task, epochs in enumerate(epochs_per_task)]
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge an adapter up to the limit, compute the new prototypes and map the old ones."""
@@ -74,7 +74,7 @@ class ACMap(Method):
             report |= self._train_and_merge(task)
         self.runtime.progress.note("prototypes")
         current = self.compute_prototypes(task, self.merged[-1])
-        if report["trained"] and self._is_mapping():
+        if report["trained"] and self._should_map():
             shifts = self._shifts(task, current)
             report["shifts"] = [float(shift.norm()) for shift in shifts]
             # From the original prototypes, so that errors of the mapping do not accumulate.
@@ -86,7 +86,7 @@ class ACMap(Method):
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The newest merged adapter, which does not change once the limit is reached."""
-        # Dropout at inference has another random seed in every task, so the features differ.
+        # With dropout at inference, the features also depend on the task, which determines the random seed.
         dropout = f", dropout of task {len(self.sizes)}" if self.options.acmap_test_dropout else ""
         return {f"merge of {len(self.merged)}{dropout}": self.merged[-1]}
 
@@ -101,7 +101,7 @@ class ACMap(Method):
             return super().features(images, hooks)
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            # The same prediction for the same images.
+            # A fixed seed, so that equal images get equal predictions.
             torch.manual_seed(seeds.derive(0, len(self.sizes), "test dropout"))
             hooks.train()
             try:
@@ -133,7 +133,7 @@ class ACMap(Method):
         self.merged.append(adapters.requires_grad_(False))
         return report
 
-    def _is_mapping(self) -> bool:
+    def _should_map(self) -> bool:
         """Whether old prototypes are mapped after this merge; without a merge they do not change."""
         return len(self.merged) > 1 and (self.options.acmap_map_at_limit or len(self.merged) < self.options.limit)
 

@@ -31,7 +31,7 @@ from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-_ADAPTER, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
+_ADAPTER, _OPERATOR, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."  # prefixes of state keys
 
 
 class AdapterMerging(FeatureClassification):
@@ -56,25 +56,25 @@ class AdapterMerging(FeatureClassification):
         super().__init__(vit, options, runtime, plan)
         self.learner = AdapterLearner(vit, options, runtime, plan, adapter_cache)
         self.adapter = self.learner.new_adapters().requires_grad_(False).eval().to(runtime.device)
-        self.merged = MergedAdapter(_copied(self.adapter.state_dict()))
+        self.merged = MergedAdapter(_cloned(self.adapter.state_dict()))
 
     @classmethod
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
-        """More epochs for larger tasks, none for tasks that train no adapter."""
+        """More epochs for larger tasks, and none for tasks that train no adapter."""
         plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
         for classes in sizes:
-            trained = options.should_train(classes, classes / (classes + merged))
-            epochs.append(options.epochs_for(classes, plan) if trained else 0)
-            merged += classes * trained
+            is_trained = options.should_train(classes, classes / (classes + merged))
+            epochs.append(options.epochs_for(classes, plan) if is_trained else 0)
+            merged += classes * is_trained
         return epochs
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train an adapter, merge it and add the task's images to the statistics of their classes."""
-        trains = self.options.should_train(len(task.classes), self.merged.sizes_with(task).new_share)
+        is_trained = self.options.should_train(len(task.classes), self.merged.sizes_with(task).new_share)
         held_out, views = torch.zeros(len(task), dtype=torch.bool), None
-        if trains and self.options.guard:
+        if is_trained and self.options.guard:
             held_out = held_out_mask(task, self.options.guard)
-        if trains and self.options.training_views:
+        if is_trained and self.options.training_views:
             count = self.options.num_fixed_views(len(task), len(task.classes))
             views = FixedViews.sample(self.vit, self.runtime, task, count, self.options.crop_scale, self.adapter)
 
@@ -93,7 +93,7 @@ class AdapterMerging(FeatureClassification):
         update = learn_update(
             LearnerState(self.merged, self.statistics),
             NewImages(task.labels, features, held_out, *self.num_views(task)),
-            train_and_merge if trains else None,
+            train_and_merge if is_trained else None,
             kind=self.kinds[name],
             classifier=classifier,
             compensate_drift=self.options.carry and self.num_classes > 0,
@@ -117,7 +117,7 @@ class AdapterMerging(FeatureClassification):
         return {
             **super().state_dict(),
             **add_prefix(_ADAPTER, self.adapter.state_dict()),
-            **add_prefix(_MEMORY, merged.operator_state),
+            **add_prefix(_OPERATOR, merged.operator_state),
             **add_prefix(_START, merged.start),
             **add_prefix(_ORIGIN, merged.origin),
             "merged": torch.tensor([merged.classes, merged.samples]),
@@ -126,13 +126,14 @@ class AdapterMerging(FeatureClassification):
     def load_state_dict(self, state: Tensors) -> None:
         """Restore a saved state."""
         super().load_state_dict(state)
-        adapter, memory, start, origin = (
-            select_prefix(prefix, state) for prefix in (_ADAPTER, _MEMORY, _START, _ORIGIN)
+        adapter, operator_state, start, origin = (
+            select_prefix(prefix, state) for prefix in (_ADAPTER, _OPERATOR, _START, _ORIGIN)
         )
         classes, samples = state["merged"].tolist()
         self.adapter.load_state_dict(adapter)
         # Tensors in the order of the module, which may differ from that of the file.
-        self.merged = MergedAdapter(_copied(self.adapter.state_dict()), classes, samples, memory, start, origin)
+        tensors = _cloned(self.adapter.state_dict())
+        self.merged = MergedAdapter(tensors, classes, samples, operator_state, start, origin)
 
     def _set_adapter(self, merged: MergedAdapter) -> None:
         """Load the weights of a merged adapter."""
@@ -141,7 +142,7 @@ class AdapterMerging(FeatureClassification):
             self.merged = merged
 
 
-def _copied(tensors: Tensors) -> Tensors:
+def _cloned(tensors: Tensors) -> Tensors:
     return {name: value.clone() for name, value in tensors.items()}
 
 

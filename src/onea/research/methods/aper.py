@@ -55,25 +55,25 @@ class SSF(nn.Module, BlockHooks):
     """Scaling and shifting of features (https://arxiv.org/abs/2210.08823, section 3).
 
     Each output ``y`` of a norm, a linear layer or the patch embedding becomes ``scale * y + shift``, per channel. All
-    of these operations end in an affine map, so scale and shift are folded into weight and bias without additional
+    of these layers end in an affine map, so scale and shift are folded into weight and bias without additional
     operations: ``scale * weight`` and ``scale * bias + shift``. A layer without a bias gets one.
 
     Raises:
-        OneaError: the network has a parametrised operation of another kind.
+        OneaError: the network has a parametrised layer of another kind.
     """
 
     whole_sequence = False
 
     def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
         super().__init__()
-        if kind := why_not_affine(vit):
+        if unsupported := layer_without_ssf(vit):
             raise OneaError(
-                f"Backbone '{vit.name}' has a {kind}, which cannot be shifted as SSF does; choose another method."
+                f"Backbone '{vit.name}' has a {unsupported}, which SSF does not support; choose another method."
             )
         self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()
         for name, layer in _layers(vit):
             channels = len(layer.weight)
-            # Initialised near the identity as by the authors: scales around one, shifts around zero.
+            # Initialised near the identity as in the official code: scales around one, shifts around zero.
             self.scale[_key(name)] = nn.Parameter(1 + deviation * torch.randn(channels, generator=generator))
             self.shift[_key(name)] = nn.Parameter(deviation * torch.randn(channels, generator=generator))
 
@@ -105,8 +105,8 @@ def _separate_biases(vit: FrozenViT, name: str, scale: Tensor) -> Iterator[tuple
             yield f"{attention}.{part}", bias.float() * chunk
 
 
-def why_not_affine(vit: FrozenViT) -> str:
-    """The kind of the first operation of a network that SSF does not fit; empty if it fits all."""
+def layer_without_ssf(vit: FrozenViT) -> str:
+    """The class name of the first layer that SSF does not support; empty if it supports all layers."""
     for name, module in vit.named_modules():
         is_affine = isinstance(module, nn.Linear | nn.LayerNorm) or name == "vit.patch_embed.proj"
         if isinstance(getattr(module, "weight", None), nn.Parameter) and not is_affine:
@@ -190,7 +190,7 @@ class AperVPTOptions(AperOptions):
 Module = Adapters | FineTuned | SSF | VPT
 
 
-def _everywhere(*recipe: Any) -> dict[str, dict[str, Any]]:
+def _for_all_datasets(*recipe: Any) -> dict[str, dict[str, Any]]:
     return dict.fromkeys(("cifar100", "cub200", "imagenet-a", "imagenet-r", ""), published(*recipe))
 
 
@@ -203,7 +203,7 @@ class Aper(Method):
     options: AperOptions
 
     def setup(self) -> None:
-        """There is no adapted module until the first task."""
+        """Start without an adapted module, which the first task trains."""
         self.adapted: Module | None = None
         self.prototypes = torch.empty(0, device=self.runtime.device)
 
@@ -213,14 +213,14 @@ class Aper(Method):
 
     @classmethod
     def forward_passes(cls, options: Any, tasks: int) -> float:
-        """One of the pretrained and one of the adapted network."""
+        """One through the pretrained and one through the adapted network."""
         return 2
 
     @classmethod
     def epochs_per_task(cls, options: AperOptions, sizes: Sequence[int]) -> list[int]:
         """Only the first task trains."""
-        trained = sizes[0] > 1 or options.single_class == "train"
-        return [super().epochs_per_task(options, sizes)[0] * trained] + [0] * (len(sizes) - 1)
+        is_trained = sizes[0] > 1 or options.single_class == "train"
+        return [super().epochs_per_task(options, sizes)[0] * is_trained] + [0] * (len(sizes) - 1)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Adapt to the first task; compute the prototypes of every task."""
@@ -266,7 +266,7 @@ class AperAdapter(Aper):
     stores = "one adapter, a prototype per class"
     Options = AperAdapterOptions
     base_learning_rate = 0.26
-    paper_presets: ClassVar = _everywhere(20, 0.01, 48) | dict.fromkeys(
+    paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48) | dict.fromkeys(
         ("imagenet-r", ""), published(20, 0.05, 24, 5e-3)
     )
     options: AperAdapterOptions
@@ -285,7 +285,7 @@ class AperFinetune(Aper):
     in_paper = False
     Options = AperFinetuneOptions
     base_learning_rate = 8.1e-06
-    paper_presets: ClassVar = _everywhere(5, 0.01, 128)
+    paper_presets: ClassVar = _for_all_datasets(5, 0.01, 128)
     auto_preset: ClassVar = {"optimiser": "adamw", "head_rate": 100.0}
     options: AperFinetuneOptions
 
@@ -310,7 +310,7 @@ class AperSSF(Aper):
     stores = "scales and shifts, a prototype per class"
     in_paper = False
     base_learning_rate = 0.0098
-    paper_presets: ClassVar = _everywhere(20, 0.01, 48)
+    paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48)
 
     def new_module(self, generator: torch.Generator) -> SSF:
         """Random scales near one and shifts near zero."""
@@ -326,7 +326,7 @@ class AperVPTShallow(Aper):
     in_paper = False
     Options = AperVPTOptions
     base_learning_rate = 36.0
-    paper_presets: ClassVar = _everywhere(20, 0.01, 48)
+    paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48)
     deep: ClassVar[bool] = False
     options: AperVPTOptions
 
@@ -341,5 +341,5 @@ class AperVPTDeep(AperVPTShallow):
     title = "APER-VPT-Deep"
     trains = "prompts of every block on the first task"
     base_learning_rate = 0.0025
-    paper_presets: ClassVar = _everywhere(5, 0.05, 16)
+    paper_presets: ClassVar = _for_all_datasets(5, 0.05, 16)
     deep = True

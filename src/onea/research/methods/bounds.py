@@ -62,7 +62,7 @@ class Joint(Method):
 
     @classmethod
     def epochs_per_task(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
-        """Those of a task with all classes seen so far."""
+        """The epochs of a task with all classes seen so far."""
         plan = StreamPlan(sum(sizes), len(sizes))
         return [options.epochs_for(classes, plan) for classes in accumulate(sizes)]
 
@@ -70,19 +70,19 @@ class Joint(Method):
         """Train from scratch on all classes seen so far."""
         if task.cumulative_task is None:
             raise OneaError(
-                "Method 'joint' trains on the images of all earlier tasks, which are not stored here; "
+                "Method 'joint' trains on the images of all earlier tasks, which are not available here; "
                 "use it with 'onea run' on a whole stream, or choose another method."
             )
-        # Random generators are seeded by the index, so each task has its own, also after a run is resumed.
-        whole = dataclasses.replace(task.cumulative_task(), index=task.index)
+        # The index seeds the random generators, so that every task has different ones, also after a run is resumed.
+        cumulative = dataclasses.replace(task.cumulative_task(), index=task.index)
         self.adapter = self.new_adapters(task.seed, task.index)
-        self.head = local_head(self.vit.width, whole, self.options.head, self.options.head_scale)
-        recipe = self.recipe(whole)
-        losses = train_with_local_head(self.vit, self.adapter, self.head, whole, recipe, self.runtime)
+        self.head = local_head(self.vit.width, cumulative, self.options.head, self.options.head_scale)
+        recipe = self.recipe(cumulative)
+        losses = train_with_local_head(self.vit, self.adapter, self.head, cumulative, recipe, self.runtime)
         if self.options.classifier == "prototypes":
             self.runtime.progress.note("prototypes")
-            self.prototypes = self.compute_prototypes(whole, self.adapter)
-        return {"epochs": recipe.epochs, "losses": losses, "images": len(whole)}
+            self.prototypes = self.compute_prototypes(cumulative, self.adapter)
+        return {"epochs": recipe.epochs, "losses": losses, "images": len(cumulative)}
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head, or cosines of the adapted features to the prototypes."""

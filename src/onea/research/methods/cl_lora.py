@@ -24,7 +24,7 @@ from onea.tensors import Tensors
 from onea.vit.heads import cosine_scores
 
 _PROJECTIONS = ("q", "v")  # CL-LoRA does not update the keys
-_KD_STEP = 0  # the first of the two optimiser steps per batch
+_DISTILLATION_STEP = 0  # the first of the two optimiser steps per batch
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class CLLoRA(Method):
     def setup(self) -> None:
         """Create the shared updates, and empty lists of specific updates and prototypes."""
         check_rank(self.options.rank, self.vit)
-        self.half = self.vit.depth - self.vit.depth // 2  # a middle block is shared
+        self.half = self.vit.depth - self.vit.depth // 2  # blocks with shared updates; includes a middle block
         self.shared = self.new_shared(torch.Generator())
         self.specific: list[LowRankUpdates] = []
         self.prototypes = torch.empty(0, self.vit.width, device=self.runtime.device)
@@ -97,16 +97,16 @@ class CLLoRA(Method):
         head = local_head(self.vit.width, task, "cosine", self.options.head_scale).to(self.runtime.device)
         earlier = [past.gains.detach() for past in self.specific if past.gains is not None]
 
-        def kd(images: Tensor, labels: Tensor) -> Tensor:
-            # Early exit: features after the shared half, classified by the current head. As published the targets are
-            # not detached: the head is trained by both sides, the shared updates by the student side only.
+        def distillation_loss(images: Tensor, labels: Tensor) -> Tensor:
+            # Early exit: features after the shared half, classified by the current head. As published, the targets are
+            # not detached: both sides train the head, only the student side trains the shared updates.
             assert teacher is not None
             student_logits = head(self.early_features(images, shared))
             # Detached rather than under no_grad, in which a GPU would sum tokens in another precision.
             before = self.early_features(images, teacher).detach()
             return self.options.distillation * distillation(student_logits, head(before), self.options.temperature)
 
-        def ce(images: Tensor, labels: Tensor) -> Tensor:
+        def classification_loss(images: Tensor, labels: Tensor) -> Tensor:
             logits = head(self.vit(images, hooks)).float()
             loss = F.cross_entropy(logits, labels - task.classes.start)
             assert specific.gains is not None
@@ -114,23 +114,23 @@ class CLLoRA(Method):
 
         # Two steps per batch: distillation, then cross-entropy with a new forward pass. The official code builds both
         # graphs before the first step changes the weights.
-        losses: list[Loss] = [kd, ce] if teacher else [ce]
-        rows = [row_weights(up) for up in teacher.ups()] if teacher else []
+        losses: list[Loss] = [distillation_loss, classification_loss] if teacher else [classification_loss]
+        weights_of_rows = [row_weights(up) for up in teacher.ups()] if teacher else []
 
-        def reassign(step: int) -> None:
-            if rows and step == _KD_STEP:
-                for up, weights in zip(shared.ups(), rows, strict=True):
+        def reassign_gradients(step: int) -> None:
+            if weights_of_rows and step == _DISTILLATION_STEP:
+                for up, weights in zip(shared.ups(), weights_of_rows, strict=True):
                     if up.grad is not None:
                         up.grad.mul_(weights[:, None])
 
         recipe = self.recipe(task)
         trained = [ParamGroup(shared), ParamGroup(specific), ParamGroup(head)]
-        means = train(trained, losses, task, recipe, self.runtime, before_step=reassign)
+        mean_losses = train(trained, losses, task, recipe, self.runtime, before_step=reassign_gradients)
         self.runtime.progress.note("prototypes")
         self.specific.append(specific)
         self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, hooks)])
         self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([len(task.classes)])])
-        return {"epochs": recipe.epochs, "losses": means, "without_gradient": len(task.classes) == 1}
+        return {"epochs": recipe.epochs, "losses": mean_losses, "without_gradient": len(task.classes) == 1}
 
     def new_shared(self, generator: torch.Generator) -> LowRankUpdates:
         """Updates of the first half, whose down-projections are random, orthonormal and frozen."""
@@ -186,7 +186,7 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def row_weights(up: Tensor) -> Tensor:
-    """Gradient reassignment: factor on the gradient of each row of an up-projection, one on average.
+    """Gradient reassignment: factor on the gradient of each row of an up-projection, 1 on average.
 
     >>> row_weights(torch.tensor([[3.0, 4.0], [0.0, 15.0]])), row_weights(torch.zeros(2, 2))
     (tensor([0.5000, 1.5000]), tensor([1., 1.]))

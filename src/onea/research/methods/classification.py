@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods with one feature extractor, on whose features any classifier can be fitted.
 
-SimpleCIL, SLDA and RanPAC fit one to the frozen pretrained network, without any training.
+SimpleCIL, SLDA and RanPAC fit one to the features of the frozen pretrained network, without any training.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RandomFeatureOptions(ClassifierOptions):
     random_features: Count = 5000
 
     def classifiers(self) -> dict[str, Classifier]:
-        """The chosen classifiers; RanPAC with this number of random features."""
+        """The chosen classifiers; ``random_features`` applies to RanPAC."""
         classifiers = super().classifiers()
         if "ranpac" in classifiers:
             overrides = self.classifier_options if self.classifier == "ranpac" else ""
@@ -85,7 +85,7 @@ class FeatureClassification(Method):
         for statistics in self.statistics.values():
             if isinstance(statistics, ClassStatistics):
                 return statistics.means
-        raise OneaError(f"The classifier {next(iter(self.classifiers))} keeps no prototypes; choose another one.")
+        raise OneaError(f"The classifier {next(iter(self.classifiers))} stores no prototypes; choose another one.")
 
     @abstractmethod
     def hooks(self) -> BlockHooks:
@@ -97,8 +97,8 @@ class FeatureClassification(Method):
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Scores of the first classifier, from the features of the only cacheable module."""
-        (only,) = features.values()
-        return self.scorer()(only)
+        (module_features,) = features.values()
+        return self.scorer()(module_features)
 
     def scores_by_classifier(self, features: Tensor) -> dict[str, Tensor]:
         """Scores of every classifier, in their order."""
@@ -165,8 +165,8 @@ class FeatureClassification(Method):
         name, classifier = next(iter(self.classifiers.items()))
         shared, required = self.statistics_for(name), classifier.statistics(self.vit.width)
         if isinstance(shared, ClassStatistics) and isinstance(required, ClassStatistics):
-            rest = {key: value for key, value in state.items() if key not in shared.state_dict()}
-            state = shared.reduce_to(required).state_dict() | rest
+            others = {key: value for key, value in state.items() if key not in shared.state_dict()}
+            state = shared.reduce_to(required).state_dict() | others
         return state
 
     def load_state_dict(self, state: Tensors) -> None:
@@ -193,7 +193,7 @@ class SimpleCIL(FeatureClassification):
     paper = "https://arxiv.org/abs/2303.07338"
     trains = "nothing"
     stores = "a prototype per class"
-    trains_network = False
+    inserts_modules = False
     Options = ClassifierOptions
 
     def learn(self, task: Task) -> dict[str, Any]:

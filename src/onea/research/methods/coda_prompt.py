@@ -62,23 +62,23 @@ class Components(nn.Module):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def kinds(self) -> list[GrowingParameter]:
+    def parts(self) -> list[GrowingParameter]:
         """Prompts, keys and attention vectors."""
         return [self.prompts, self.keys, self.attention]
 
     def grow(self, count: int, generator: torch.Generator) -> None:
         """Add components that are orthonormal, and orthogonal to all earlier ones, in each block."""
-        for kind in self.kinds():
-            old = kind().detach().cpu()
+        for part in self.parts():
+            old = part().detach().cpu()
             fresh = torch.randn(count, *old.shape[1:], generator=generator)
             blocks = [
                 orthonormal_rows(old[:, block].flatten(1), fresh[:, block].flatten(1)) for block in range(old.shape[1])
             ]
-            kind.grow(torch.stack(blocks, dim=1).reshape(fresh.shape))
+            part.grow(torch.stack(blocks, dim=1).reshape(fresh.shape))
 
     def forward(self, queries: Tensor) -> Tensor:
         """The prompts ``[blocks, B, length, width]`` of each query: weighted sums over the components."""
-        prompts, keys, attention = (kind() for kind in self.kinds())
+        prompts, keys, attention = (part() for part in self.parts())
         with torch.autocast(queries.device.type, enabled=False):
             weighted = [
                 torch.einsum("bk,kld->bld", component_weights(queries, attention[:, i], keys[:, i]), prompts[:, i])
@@ -88,9 +88,9 @@ class Components(nn.Module):
 
     def penalty(self) -> Tensor:
         """Orthogonality loss of keys, attention vectors and prompts, summed over the blocks."""
-        kinds = [kind() for kind in self.kinds()]
-        with torch.autocast(kinds[0].device.type, enabled=False):
-            rows = [kind[:, block].flatten(1) for kind in kinds for block in range(kind.shape[1])]
+        parts = [part() for part in self.parts()]
+        with torch.autocast(parts[0].device.type, enabled=False):
+            rows = [part[:, block].flatten(1) for part in parts for block in range(part.shape[1])]
             identity = torch.eye(len(self), device=rows[0].device)
             return torch.stack([(r @ r.T - identity).square().mean() for r in rows]).sum()
 
@@ -115,7 +115,7 @@ class CODAPrompt(PromptMethod):
     auto_preset: ClassVar = {"weight_decay": 0.0, "schedule": "cosine"}
 
     def new_prompts(self) -> Components:
-        """No components, after a check that the network and the stream have room for them."""
+        """An empty set of components; refuses a number that does not fit the network or the stream."""
         options, vit, plan = self.options, self.vit, self.plan
         if plan is not None and options.allocation == "equal" and plan.tasks > options.components:
             raise OneaError(
@@ -124,7 +124,7 @@ class CODAPrompt(PromptMethod):
             )
         if options.components > vit.width:
             raise OneaError(
-                f"components is {options.components}; a backbone of width {vit.width} has room for that many at most."
+                f"components is {options.components}; it must not exceed the width {vit.width} of the backbone."
             )
         self.blocks = range(min(options.blocks, vit.depth))
         return Components(len(self.blocks), options.length, vit.width)
@@ -138,7 +138,7 @@ class CODAPrompt(PromptMethod):
         start, count = len(self.prompts), self._num_components(len(task.classes))
         if start + count > self.vit.width:
             raise OneaError(
-                f"Task {task.index + 1} would need components {start + 1} to {start + count}, and only "
+                f"Task {task.index + 1} would need components {start + 1} to {start + count}, but only "
                 f"{self.vit.width} can be orthogonal; lower --components."
             )
         self.prompts.grow(count, seeds.generator(task.seed, task.index, "components"))
@@ -149,7 +149,7 @@ class CODAPrompt(PromptMethod):
         if self.plan is None:
             raise OneaError(
                 "CODA-Prompt divides its components among the tasks in advance, so it needs the number of tasks and "
-                "classes; choose another method for an open stream."
+                "classes; choose another method for a stream of unknown length."
             )
         if self.options.allocation == "proportional":
             return max(1, round(self.options.components * classes / self.plan.classes))

@@ -33,7 +33,7 @@ class NoOptions:
 class Method(ABC):
     """Base class of class-incremental methods.
 
-    A method learns tasks one after the other and scores images against all classes seen so far, without a task id.
+    A method learns one task after another and scores images for all classes seen so far, without a task id.
     A subclass implements ``learn`` and ``scores``, and names in ``state`` everything that is kept between tasks, so
     that a run can stop and resume at any task boundary.
 
@@ -59,13 +59,13 @@ class Method(ABC):
         stores: what is kept between tasks, in a few words.
         state: names of the attributes that are kept between tasks: tensors, modules, lists of modules, or None.
         in_paper: whether the One-A paper reports the method.
-        trains_network: whether modules are inserted into the network. A method without any fits every network.
+        inserts_modules: whether modules are inserted into the network; otherwise every network is supported.
         adapter_per_task: whether each task adds an adapter (or low-rank updates) that is used at inference.
         Options: dataclass of the hyper-parameters.
-        base_learning_rate: learning rate of the preset ``auto``, for any dataset; None is that of the options.
+        base_learning_rate: learning rate of the preset ``auto``, for any dataset; None for the default of the options.
         auto_preset: further options of the preset ``auto``, where they differ from those of other methods.
-        paper_presets: options that the authors published, by dataset: the presets ``paper/NAME``. The key ``""`` is for
-            any other dataset.
+        paper_presets: options that the authors published, by dataset: the presets ``paper/NAME``. The key ``""``
+            applies to any other dataset.
     """
 
     title: ClassVar[str]
@@ -74,7 +74,7 @@ class Method(ABC):
     stores: ClassVar[str]
     state: ClassVar[tuple[str, ...]]
     in_paper: ClassVar[bool] = True
-    trains_network: ClassVar[bool] = True
+    inserts_modules: ClassVar[bool] = True
     adapter_per_task: ClassVar[bool] = False
     Options: ClassVar[type] = NoOptions
     base_learning_rate: ClassVar[float | None] = None
@@ -90,13 +90,13 @@ class Method(ABC):
         """Create modules and tensors on the device of the runtime; called once, by the constructor."""
 
     @classmethod
-    def check_backbone(cls, backbone: str, frozen_only: str) -> None:
-        """Refuse a network into which no module can be inserted, for the reason ``no_hooks_reason``."""
-        if frozen_only and cls.trains_network:
+    def check_backbone(cls, backbone: str, no_hooks_reason: str) -> None:
+        """Refuse a network into which no module can be inserted. ``no_hooks_reason`` is empty for other networks."""
+        if no_hooks_reason and cls.inserts_modules:
             from onea.vit.backbones import nearest_with_hooks
 
             raise OneaError(
-                f"{cls.title} trains {cls.trains}, which does not fit backbone '{backbone}': {frozen_only}; choose "
+                f"{cls.title} trains {cls.trains}, which does not fit backbone '{backbone}': {no_hooks_reason}; choose "
                 f"simplecil, slda or ranpac, or a backbone such as {nearest_with_hooks(backbone)}."
             )
 
@@ -131,7 +131,8 @@ class Method(ABC):
     def scores(self, images: Tensor) -> Tensor:
         """Scores ``[B, classes seen]`` of a batch of network inputs; the prediction is the class with the largest.
 
-        By default they are computed from the features of the cacheable modules. A method without any overrides this.
+        By default they are computed from the features of the cacheable modules. A method without such modules overrides
+        this.
         """
         return self.scores_from_features(
             {name: self.features(images, hooks) for name, hooks in self.cacheable_modules().items()}
@@ -140,7 +141,7 @@ class Method(ABC):
     def cacheable_modules(self) -> Mapping[str, BlockHooks]:
         """Frozen modules from whose features the scores are computed, by name.
 
-        A run computes the features of each test image once for every name, so a name must always stand for the same
+        A run computes the features of each test image once for every name, so a name must always refer to the same
         weights. A method whose modules change from task to task returns none.
         """
         return {}

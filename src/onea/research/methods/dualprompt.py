@@ -39,7 +39,7 @@ class DualPromptOptions(PromptOptions):
         prompt_selection: select the expert prompt at inference per ``instance`` (nearest key) or per ``batch``, as in
             the official code (the prompt that most images of the batch select).
         eprompt_layout: ``correct``, or ``official`` to reproduce a bug of the PyTorch code: keys and values of expert
-            prompts are mixed up along the batch, so that half of it gets keys only and the other half values only.
+            prompts are mixed up along the batch, so that half of it gets only keys and the other half only values.
     """
 
     g_length: Count = 5
@@ -88,7 +88,7 @@ class DualPrompt(PromptMethod):
     def new_prompts(self) -> DualPrompts:
         """The general prompt, and no expert prompts."""
         options, depth, width = self.options, self.vit.depth, self.vit.width
-        first = min(options.g_blocks, depth - 1)  # a shallow network has experts in its last block
+        first = min(options.g_blocks, depth - 1)  # leaves at least the last block for experts
         self.g_blocks = range(first)
         self.e_blocks = range(first, min(first + options.e_blocks, depth))
         general = (len(self.g_blocks), 2, options.g_length, width)
@@ -124,12 +124,13 @@ class DualPrompt(PromptMethod):
         }
         if experts is not None:
             by_block |= {
-                block: _pair(experts[:, i], self.options.eprompt_layout) for i, block in enumerate(self.e_blocks)
+                block: _keys_and_values(experts[:, i], self.options.eprompt_layout)
+                for i, block in enumerate(self.e_blocks)
             }
         return PrefixPrompts(self.vit.heads, by_block)
 
 
-def _pair(expert: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+def _keys_and_values(expert: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Keys and values ``[B, length, width]`` of one block's prompts ``[B, key or value, length, width]``."""
     if layout == "official":  # gathered as [key or value, B, ...], then reshaped instead of transposed
         expert = expert.transpose(0, 1).reshape(expert.shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods with a frozen adapter per task, all of which run at inference: EASE, and the nearest mean per adapter.
+"""Methods with a frozen adapter per task, all of which are used at inference: EASE, and the nearest mean per adapter.
 
 EASE is an expandable subspace ensemble, with synthesised prototypes of old classes in new subspaces.
 """
@@ -25,7 +25,7 @@ from onea.vit.adapter import Adapters
 from onea.vit.heads import cosine_scores
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
-_PLAIN = "plain"
+_PLAIN = "plain"  # the pretrained network without adapters
 
 # EASE's configurations for the ImageNet-21k backbone; alpha is ignored by methods without that option.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -190,7 +190,7 @@ class EASE(AdapterBank):
             self.plain = state["plain"].to(self.runtime.device)
 
 
-def synthesise(prototypes: Tensor, ranges: Sequence[range], growing: bool) -> Tensor:
+def synthesise(prototypes: Tensor, ranges: Sequence[range], include_later: bool) -> Tensor:
     """Synthesise the missing prototypes from the real ones: the paper's prototype complement.
 
     The prototype of an old class in a later subspace j is a weighted mean of prototypes there. The weights are the
@@ -199,12 +199,12 @@ def synthesise(prototypes: Tensor, ranges: Sequence[range], growing: bool) -> Te
     Args:
         prototypes: ``[tasks, classes, width]``; entries of classes older than the subspace are ignored.
         ranges: the classes of each task.
-        growing: average over all classes from task j on, rather than over those of task j.
+        include_later: average over the classes of task j and all later tasks, rather than over those of task j only.
     """
     complete = prototypes.clone()
     for i, old in enumerate(ranges):
         for j in range(i + 1, len(ranges)):
-            sources = slice(ranges[j].start, ranges[-1].stop if growing else ranges[j].stop)
+            sources = slice(ranges[j].start, ranges[-1].stop if include_later else ranges[j].stop)
             similarity = cosine_scores(prototypes[i, old.start : old.stop], prototypes[i, sources])
             complete[j, old.start : old.stop] = similarity.softmax(1) @ prototypes[j, sources]
     return complete

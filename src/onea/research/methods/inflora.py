@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """InfLoRA: interference-free low-rank adaptation, with DualGPM as the memory of input directions.
 
-DualGPM describes the inputs of old tasks in each block by a subspace; the update of a new task acts on the free
-directions only. It stores an orthonormal basis of the smaller of the two spaces: the used directions or, once these are
+DualGPM describes the inputs of old tasks in each block by a subspace; the update of a new task acts only on the free
+directions. It stores an orthonormal basis of the smaller of the two spaces: the used directions or, once these are
 more than half of all, the free ones. All computations are in float64.
 """
 
@@ -53,7 +53,7 @@ class Memory:
 
     def free(self) -> Tensor:
         """An orthonormal basis of the free directions, ``[width, free]``."""
-        return self.basis if self.retain else _complement(self.basis)
+        return self.basis if self.retain else _orthogonal_complement(self.basis)
 
 
 def energy_threshold(epsilon: float, task: int, tasks: int | None) -> float:
@@ -75,44 +75,46 @@ def reduction_matrix(moment: Tensor, memory: Memory | None, rank: int) -> Tensor
     The rows are the leading left singular vectors of the second moment in the free space, each with the norm
     ``1 / sqrt(3)`` of a Kaiming-uniform row. There are fewer than ``rank`` if fewer directions are free.
     """
-    free = _free(memory, moment)
-    _, vectors = _leading(free.T @ moment @ moment @ free)
+    free = _free_basis(memory, moment)
+    _, vectors = _eigh_descending(free.T @ moment @ moment @ free)
     return (free @ vectors[:, :rank]).T / math.sqrt(3)
 
 
-def update_memory(memory: Memory | None, moment: Tensor, share: float, energy: Energy = "published") -> Memory:
-    """The memory after a task with the second moment ``moment``; ``share`` is the :func:`energy_threshold`."""
+def update_memory(memory: Memory | None, moment: Tensor, threshold: float, energy: Energy = "published") -> Memory:
+    """The memory after a task with the second moment ``moment``; ``threshold`` is the :func:`energy_threshold`."""
     width = moment.shape[0]
     matrix = moment @ moment if energy == "published" else moment
-    free = _free(memory, moment)
-    values, vectors = _leading(free.T @ matrix @ free)
+    free = _free_basis(memory, moment)
+    values, vectors = _eigh_descending(free.T @ matrix @ free)
     energies = values / matrix.trace()
     cumulative = energies.cumsum(0)
     directions = free @ vectors
     if memory is None:
-        # As published: the first task stops before the direction that reaches the share, later tasks after it.
-        count = max(1, int((cumulative < share).sum()))
+        # As published: the first task stops before the direction that reaches the threshold, later tasks after it.
+        count = max(1, int((cumulative < threshold).sum()))
         # The official code stores the used directions here but labels them as free.
-        used, rest = directions[:, :count], directions[:, count:]
-        return Memory(rest, retain=True) if 2 * count >= width else Memory(used, retain=False)
-    left = energies.sum() - (cumulative - energies)  # energy outside the memory before each direction is added
+        used, unused = directions[:, :count], directions[:, count:]
+        return Memory(unused, retain=True) if 2 * count >= width else Memory(used, retain=False)
+    residual = energies.sum() - (cumulative - energies)  # energy outside the memory before each direction is added
     if memory.retain:
-        return Memory(directions[:, int((left >= 1 - share).sum()) :], retain=True)
-    used = torch.cat([memory.basis, directions[:, : int((1 - left < share).sum())]], dim=1)
-    return Memory(_complement(used), retain=True) if 2 * used.shape[1] > width else Memory(used, retain=False)
+        return Memory(directions[:, int((residual >= 1 - threshold).sum()) :], retain=True)
+    used = torch.cat([memory.basis, directions[:, : int((1 - residual < threshold).sum())]], dim=1)
+    return (
+        Memory(_orthogonal_complement(used), retain=True) if 2 * used.shape[1] > width else Memory(used, retain=False)
+    )
 
 
-def _free(memory: Memory | None, moment: Tensor) -> Tensor:
+def _free_basis(memory: Memory | None, moment: Tensor) -> Tensor:
     return torch.eye(len(moment), dtype=moment.dtype) if memory is None else memory.free()
 
 
-def _leading(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+def _eigh_descending(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues in descending order, clamped to zero, and eigenvectors as columns."""
     values, vectors = eigh((symmetric + symmetric.T) / 2)
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
 
-def _complement(basis: Tensor) -> Tensor:
+def _orthogonal_complement(basis: Tensor) -> Tensor:
     square: Tensor = torch.linalg.qr(basis, mode="complete")[0]
     return square[:, basis.shape[1] :]
 
@@ -195,18 +197,18 @@ class InfLoRA(Method):
         self.folded.fold(updates)
         # Rows of old tasks are not optimised, so weight decay does not change them.
         self.head.append(head)
-        share = energy_threshold(self.options.epsilon, task.index, self.plan.tasks if self.plan else None)
+        threshold = energy_threshold(self.options.epsilon, task.index, self.plan.tasks if self.plan else None)
         moments = self._second_moments(task, "after")
         self.runtime.progress.note("input directions")
         self.memories = [
-            update_memory(memory, moment, share, self.options.energy)
+            update_memory(memory, moment, threshold, self.options.energy)
             for memory, moment in zip(self.memories, moments, strict=True)
         ]
         return {
             "epochs": recipe.epochs,
             "losses": losses,
             "without_gradient": len(task.classes) == 1,
-            "threshold": share,
+            "threshold": threshold,
             "directions_used": [memory.used for memory in self.memories if memory],
         }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""L2P: a prompt pool shared by all tasks; each image selects the prompts with the nearest keys."""
+"""L2P: a pool of prompts shared by all tasks; for each image, the prompts with the nearest keys are selected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class L2POptions(PromptOptions):
         top_k: number of prompts selected per image.
         pull: weight of the loss that pulls the selected keys to the query.
         prompt_selection: select prompts per ``instance`` or per ``batch``. With ``batch``, as in the official code, all
-            images of a batch use the prompts that most of them selected, also at inference.
+            images of a batch use the prompts selected most often in that batch, also at inference.
     """
 
     learning_rate: float = 0.001875

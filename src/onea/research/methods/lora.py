@@ -140,8 +140,8 @@ class SecondMoments(BlockHooks):
     def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
         """Accumulate the tokens of ``h``, and return the update of the other hooks."""
         tokens = h.detach().flatten(0, 1).float()
-        if self.sums.device != h.device and h.device.type != "mps":  # which has no float64
-            self.sums = self.sums.to(h.device)  # on the device of the network, which avoids a copy per batch
+        if self.sums.device != h.device and h.device.type != "mps":  # MPS has no float64
+            self.sums = self.sums.to(h.device)  # avoids a copy to the CPU for each batch
         with torch.autocast(h.device.type, enabled=False):
             self.sums[block] += (tokens.T @ tokens).to(self.sums)
         self.counts[block] += len(tokens)

@@ -91,10 +91,10 @@ class Gaussians:
         self.means, self.factors = state["means"].to(self.device), state["factors"].to(self.device)
 
     def _factor(self, centred: Tensor) -> Tensor:
-        freedom = max(len(centred) - 1, 1)
+        degrees_of_freedom = max(len(centred) - 1, 1)
         if self.covariance == "diagonal":
-            return (centred.square().sum(0) / freedom + self.jitter).sqrt()
-        covariance = centred.T @ centred / freedom + self.jitter * torch.eye(self.width, dtype=centred.dtype)
+            return (centred.square().sum(0) / degrees_of_freedom + self.jitter).sqrt()
+        covariance = centred.T @ centred / degrees_of_freedom + self.jitter * torch.eye(self.width, dtype=centred.dtype)
         factor: Tensor = torch.linalg.cholesky(covariance)
         return factor[self._rows.cpu(), self._columns.cpu()]
 
@@ -120,13 +120,13 @@ def align(
         OneaError: a loss is not finite.
     """
     optimiser = torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay)
-    means = []
+    mean_losses = []
     for epoch in range(epochs):
         optimiser.param_groups[0]["lr"] = learning_rate * schedules.cosine(epoch, epochs)
         features, labels = gaussians.sample(batch_size, generator)
         batch_losses = []
-        for chosen in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
-            value = F.cross_entropy(head(features[chosen]), labels[chosen])
+        for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
+            value = F.cross_entropy(head(features[rows]), labels[rows])
             optimiser.zero_grad(set_to_none=True)
             value.backward()
             optimiser.step()
@@ -137,8 +137,8 @@ def align(
                 f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "
                 "lower its learning rate (--alignment-learning-rate)."
             )
-        means.append(float(mean))
-    return means
+        mean_losses.append(float(mean))
+    return mean_losses
 
 
 @dataclass(frozen=True)
@@ -225,10 +225,10 @@ class MOS(Method):
     def scores(self, images: Tensor) -> Tensor:
         """Two-stage ensemble: the head with the retrieved adapter, and prototypes with the first adapter."""
         first = self.features(images, self.snapshots[0])
-        similar = cosine_scores(first, self.prototypes)
+        similarities = cosine_scores(first, self.prototypes)
         with torch.no_grad():
-            logits = self._retrieved_logits(images, first, similar)
-        return logits.softmax(1) + (len(self.snapshots) * similar).softmax(1)
+            logits = self._retrieved_logits(images, first, similarities)
+        return logits.softmax(1) + (len(self.snapshots) * similarities).softmax(1)
 
     def load_state_dict(self, state: Tensors) -> None:
         """Restore a saved state of any number of tasks."""
@@ -283,34 +283,34 @@ class MOS(Method):
             generator=seeds.generator(task.seed, task.index, "alignment"),
         )
 
-    def _retrieved_logits(self, images: Tensor, first: Tensor, similar: Tensor) -> Tensor:
+    def _retrieved_logits(self, images: Tensor, first: Tensor, similarities: Tensor) -> Tensor:
         """Self-refined adapter retrieval.
 
-        The adapter of the predicted task predicts again, until it predicts a class of its own task. Images with the
-        same adapter share a forward pass, and no adapter runs twice for an image.
+        Repeat the prediction with the adapter of the predicted task, until it predicts a class of its own task. Images
+        with the same adapter share a forward pass, and no adapter runs twice for an image.
         """
-        task_of = torch.arange(len(self.sizes), device=similar.device).repeat_interleave(self.sizes)
-        chosen = task_of[similar.argmax(1)]
-        logits = torch.zeros_like(similar)
-        rows = torch.arange(len(images), device=similar.device)  # of images whose adapter is not final
-        logits_of = {0: self.head(first)}  # by adapter
-        computed = {0: torch.ones(len(images), dtype=torch.bool, device=similar.device)}
+        task_of = torch.arange(len(self.sizes), device=similarities.device).repeat_interleave(self.sizes)
+        chosen = task_of[similarities.argmax(1)]
+        logits = torch.zeros_like(similarities)
+        rows = torch.arange(len(images), device=similarities.device)  # images whose adapter is not final
+        logits_by_adapter = {0: self.head(first)}
+        computed = {0: torch.ones(len(images), dtype=torch.bool, device=similarities.device)}
         for _ in range(self.options.refinements):
             for adapter in chosen[rows].unique().tolist():
                 selected = rows[chosen[rows] == adapter]
-                table = logits_of.setdefault(adapter, torch.zeros_like(similar))
-                done = computed.setdefault(adapter, torch.zeros_like(computed[0]))
-                new = selected[~done[selected]]
+                adapter_logits = logits_by_adapter.setdefault(adapter, torch.zeros_like(similarities))
+                is_computed = computed.setdefault(adapter, torch.zeros_like(computed[0]))
+                new = selected[~is_computed[selected]]
                 if len(new):
-                    table[new] = self.head(self.features(images[new], self.snapshots[adapter]))
-                    done[new] = True
-                logits[selected] = table[selected]
+                    adapter_logits[new] = self.head(self.features(images[new], self.snapshots[adapter]))
+                    is_computed[new] = True
+                logits[selected] = adapter_logits[selected]
             predicted = task_of[logits[rows].argmax(1)]
-            moved = predicted != chosen[rows]
-            rows = rows[moved]
+            is_changed = predicted != chosen[rows]
+            rows = rows[is_changed]
             if not len(rows):
                 break
-            chosen[rows] = predicted[moved]
+            chosen[rows] = predicted[is_changed]
         return logits
 
 

@@ -2,8 +2,8 @@
 """Hyper-parameters by name.
 
 The preset ``auto`` is computed from the number of images, classes and tasks. ``paper/NAME`` has the values that the
-authors of a method published for one of their datasets, ``paper`` those for any other. The name of the dataset of a run
-never chooses a preset.
+authors of a method published for one of their datasets, ``paper`` those for any other dataset. The name of a run's
+dataset never selects a preset.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ def published(
 
 
 def preset_options(
-    method: str, preset: str, shape: DatasetSize | None = None, overrides: Mapping[str, Any] | None = None
+    method: str, preset: str, size: DatasetSize | None = None, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Options of a preset for a method.
 
     Args:
         method: name of the method.
-        preset: one of ``Preset``. A method without values for the dataset of the preset has those for any other.
-        shape: images, classes and tasks of the run; required by ``auto``.
+        preset: one of ``Preset``. A method without published values for the dataset uses those for any other dataset.
+        size: images, classes and tasks of the run; required by ``auto``.
         overrides: options that the user has set. Only their ``epochs`` are used: ``auto`` derives its bounds from them.
     """
-    kind: type[Method] = METHODS.load(method)
+    method_type: type[Method] = METHODS.load(method)
     if preset == "auto":
-        if shape is None:
-            raise ValueError("the preset auto needs the shape of the data")
-        rule = training_defaults(shape, epochs=int((overrides or {}).get("epochs") or 0) or None)
-        rate = {} if kind.base_learning_rate is None else {"learning_rate": kind.base_learning_rate}
-        values: Mapping[str, Any] = {**_AUTO, **kind.auto_preset, **rule, **rate}
+        if size is None:
+            raise ValueError("the preset auto requires the size of the dataset")
+        rule = training_defaults(size, epochs=int((overrides or {}).get("epochs") or 0) or None)
+        rate = {} if method_type.base_learning_rate is None else {"learning_rate": method_type.base_learning_rate}
+        values: Mapping[str, Any] = {**_AUTO, **method_type.auto_preset, **rule, **rate}
     else:
         dataset = preset.partition("/")[2]
-        values = kind.paper_presets.get(dataset, kind.paper_presets.get("", {}))
-    names = {field.name for field in dataclasses.fields(kind.Options)}
+        values = method_type.paper_presets.get(dataset, method_type.paper_presets.get("", {}))
+    names = {field.name for field in dataclasses.fields(method_type.Options)}
     return {name: value for name, value in values.items() if name in names}

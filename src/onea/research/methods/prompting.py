@@ -115,7 +115,7 @@ class GrowingParameter(nn.Module):
 def match_keys(queries: Tensor, keys: Tensor, count: int, selection: Selection = "instance") -> tuple[Tensor, Tensor]:
     """The indices ``[B, count]`` of the keys of largest cosine for each query, and these cosines.
 
-    With ``batch`` the whole batch uses the keys that most of its queries selected (of ties, the first ones). The
+    With ``batch`` the whole batch uses the keys selected by most of its queries (in a tie, the first ones). The
     prediction for an image then depends on the other images of the batch.
 
     >>> keys = torch.eye(3)
@@ -152,13 +152,19 @@ class PromptOptions(TrainingOptions):
 def by_dataset(
     cifar100: dict[str, Any], others: dict[str, Any], fallback: dict[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Presets by dataset. The authors published two; other datasets have the second, updated by ``fallback``."""
-    rest = others | (fallback or {})
-    return {"cifar100": cifar100, "imagenet-r": others, "cub200": rest, "imagenet-a": rest, "": rest}
+    """Presets by dataset. The authors published two; other datasets use the second, updated by ``fallback``."""
+    unpublished = others | (fallback or {})
+    return {
+        "cifar100": cifar100,
+        "imagenet-r": others,
+        "cub200": unpublished,
+        "imagenet-a": unpublished,
+        "": unpublished,
+    }
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Random numbers between -1 and 1, as new prompts and keys."""
+    """Uniform random numbers between -1 and 1, the initial values of prompts and keys."""
     return torch.empty(*shape).uniform_(-1, 1, generator=generator)
 
 
@@ -166,7 +172,7 @@ class PromptMethod(Method):
     """Base class of methods with two forward passes: one for the query, and one with the prompts that it selects.
 
     Subclasses define the prompts (``new_prompts``), their values before the first task (``initialise``) and before each
-    task (``begin_task``), and which of them a batch of queries uses in training and at inference.
+    task (``begin_task``), and the prompts for a batch of queries in training and at inference.
     """
 
     options: PromptOptions
@@ -241,7 +247,7 @@ class PromptMethod(Method):
     def _set_prototype_rows(self, task: Task) -> None:
         """Set untrained rows to the mean feature of their class, with the mean norm of the trained rows.
 
-        The norm is updated after every task; it is one as long as no row is trained.
+        The norm is updated after every task; it is 1 until a row is trained.
         """
         weight, learned = self.head.weight.detach(), self.learned.bool()
         if len(task.classes) == 1:
@@ -249,8 +255,8 @@ class PromptMethod(Method):
             features = [self.prompted(images) for images, _ in task.plain_batches(EVALUATION_BATCH)]
             weight[-1] = to_float64(torch.cat(features)).mean(0)
             self.head.bias.detach()[-1] = 0
-        length = weight[learned].norm(dim=1).mean() if learned.any() else 1.0
-        weight[~learned] = F.normalize(weight[~learned], dim=1) * length
+        norm = weight[learned].norm(dim=1).mean() if learned.any() else 1.0
+        weight[~learned] = F.normalize(weight[~learned], dim=1) * norm
 
     def prompted(self, images: Tensor) -> Tensor:
         """Features of network inputs with their prompts, without gradients."""

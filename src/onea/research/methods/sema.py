@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SEMA: self-expansion with a mixture of adapters. A module is added when the data shift away from earlier tasks."""
+"""SEMA: self-expansion with a mixture of adapters. Modules are added when the data differ from earlier tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onea.vit.heads import GrowingHead, masked_cross_entropy
 from onea.vit.hooks import BlockHooks
 
 _MIN_LOSSES = 3  # fewer losses have no meaningful standard deviation
-_MIN_SPREAD = 1e-3  # relative to the mean; the losses of a single class may hardly vary
+_MIN_SPREAD = 1e-3  # relative to the mean, because the losses of a single class may be almost equal
 _DETECTION_BATCH = 128
 
 
@@ -34,7 +34,7 @@ class Descriptor(nn.Module):
     """Representation descriptor: a linear autoencoder of the mean tokens of a task, and its last ``buffer`` losses.
 
     Tokens may be standardised by their mean and standard deviation. Their norms differ between blocks by orders of
-    magnitude, so that otherwise no single learning rate fits all descriptors.
+    magnitude, so without this no single learning rate fits all descriptors.
     """
 
     recent: Tensor
@@ -53,7 +53,7 @@ class Descriptor(nn.Module):
     def standardise(self, means: Tensor) -> None:
         """Standardise tokens by the mean and deviation of ``means``, ``[N, width]``, and discard earlier losses."""
         deviation, self.centre = torch.std_mean(means.float(), dim=0, correction=0)
-        # Avoids division by very small deviations; a single image has none at all.
+        # Avoids division by very small deviations; that of a single image is zero.
         self.spread = deviation.clamp_min(_MIN_SPREAD * deviation.mean()) if deviation.any() else self.spread
         self.recent = self.recent[:0]
 
@@ -137,24 +137,26 @@ class ExpandableAdapters(nn.Module, BlockHooks):
         super().__init__()
         self.width, self.rank, self.scale = width, rank, scale
         self.descriptor_width, self.buffer = descriptor_width, buffer
-        self.first = depth - expandable
+        self.first_expandable = depth - expandable
         self.fixed = nn.ModuleList()
         self.mixtures = nn.ModuleList(Mixture() for _ in range(expandable))
 
     @property
     def expandable(self) -> range:
         """The blocks with an expandable mixture."""
-        return range(self.first, self.first + len(self.mixtures))
+        return range(self.first_expandable, self.first_expandable + len(self.mixtures))
 
     def mixture(self, block: int) -> Mixture:
         """The mixture of an expandable block."""
-        mixture = self.mixtures[block - self.first]
+        mixture = self.mixtures[block - self.first_expandable]
         assert isinstance(mixture, Mixture)
         return mixture
 
     def initialise(self, generator: torch.Generator) -> None:
         """Add the first module of every block, initialised as the identity."""
-        self.fixed.extend(Adapter(self.width, self.rank, self.scale, 0.0, generator) for _ in range(self.first))
+        self.fixed.extend(
+            Adapter(self.width, self.rank, self.scale, 0.0, generator) for _ in range(self.first_expandable)
+        )
         for block in self.expandable:
             self.expand(block, generator)
         self.requires_grad_(False).eval()
@@ -173,7 +175,7 @@ class ExpandableAdapters(nn.Module, BlockHooks):
         for name, value in state_dict.items():
             if name.endswith(".descriptor.recent"):
                 _, mixture, _, expert, *_ = name.split(".")
-                block = self.first + int(mixture)
+                block = self.first_expandable + int(mixture)
                 while len(self.mixture(block)) <= int(expert):
                     self.expand(block, torch.Generator())
                 self.mixture(block)[int(expert)].descriptor.recent = value.clone()
@@ -181,7 +183,7 @@ class ExpandableAdapters(nn.Module, BlockHooks):
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor:
         """The update of a block, from its residual stream ``u`` after attention and before the second norm."""
-        update: Tensor = self.fixed[block](u) if block < self.first else self.mixture(block)(u)
+        update: Tensor = self.fixed[block](u) if block < self.first_expandable else self.mixture(block)(u)
         return update
 
 
@@ -211,7 +213,7 @@ class MeanTokenRecorder(BlockHooks):
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A linear layer with the initialisation of ``nn.Linear``, from a given generator."""
+    """A linear layer with the initialisation of ``nn.Linear``, whose random numbers come from ``generator``."""
     linear = nn.Linear(inputs, outputs)
     bound = 1 / math.sqrt(inputs)
     for parameter in (linear.weight, linear.bias):
@@ -284,7 +286,7 @@ class SEMA(Method):
         self.head = GrowingHead(vit.width, "uniform").to(self.runtime.device)
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Expand the blocks in which the task is new and train the added modules; if there are none, train the head."""
+        """Add and train modules in the blocks in which the data are new; without such blocks, train only the head."""
         is_first = len(self.head.weight) == 0
         self._grow_head(task)
         report: dict[str, Any] = {"epochs": self.epochs_for(task)}
@@ -318,7 +320,7 @@ class SEMA(Method):
             self.head.bias[task.classes.start :].zero_()  # published: Kaiming rows, zero bias
 
     def _expand_where_new(self, task: Task, report: dict[str, Any]) -> dict[str, float]:
-        """Scan the training images of the task until no batch triggers expansion, and expand the first blocks first.
+        """Scan the training images of the task until no batch triggers an expansion; earlier blocks are expanded first.
 
         Returns:
             The largest z-score of each block.
@@ -327,9 +329,11 @@ class SEMA(Method):
         expanded: list[int] = report["expanded"]
         is_new, scan = True, 0
         while is_new and len(expanded) < len(highest):
-            self.runtime.progress.note("looking for new data")
+            self.runtime.progress.note("scanning for new data")
             is_new = False
-            order, crops = (seeds.generator(task.seed, task.index, f"{use} scan {scan}") for use in ("order", "crops"))
+            order, crops = (
+                seeds.generator(task.seed, task.index, f"{name} scan {scan}") for name in ("order", "crops")
+            )
             for images, _ in task.train_batches(_DETECTION_BATCH, self.options.crop_scale, order, crops):
                 recorder = MeanTokenRecorder(self.modules)
                 self.features(images, recorder)

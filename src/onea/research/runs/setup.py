@@ -102,7 +102,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         config = dataclasses.replace(config, normalise="none", geometry="resize-crop")
     weights_stamp = weights_file_stamp(config.backbone)
     kind: Any = method_class(config.method)
-    if kind.trains_network:
+    if kind.inserts_modules:
         kind.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is fetched
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = load_run_dataset(config)
