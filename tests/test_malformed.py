@@ -37,7 +37,7 @@ from support.tiny import Stopped, save_plain
 
 from onea.data.dataset import Split
 from onea.data.decode import fit, image_size, read_image
-from onea.data.pixel_limit import MAX_PIXELS
+from onea.data.pixel_limit import DEFAULT_MAX_PIXELS
 from onea.errors import OneaError
 from onea.model import engine
 from onea.research.data.pack import pack, stored_shape
@@ -50,8 +50,8 @@ from onea.vit import backbones
 
 SEED = 12
 # Seconds of CPU for one input, and bytes by which a kind may raise the peak of the process. A file of one's own may
-# declare MAX_PIXELS pixels, and Pillow makes room of four bytes for each.
-SLOWEST, LARGEST = 5.0, 4 * MAX_PIXELS
+# declare DEFAULT_MAX_PIXELS pixels, and Pillow makes room of four bytes for each.
+SLOWEST, LARGEST = 5.0, 4 * DEFAULT_MAX_PIXELS
 
 
 class Trials:

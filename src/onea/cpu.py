@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of this CPU: bf16 products, usable cores, and how OpenMP threads wait.
 
-A CPU computes in bf16 if it has the instructions and they work. Some virtual machines announce AMX, the newest matrix
+A CPU computes in bf16 if it has the instructions and they work. Some virtual machines report AMX, the newest matrix
 instructions, and then kill a process that uses them ("illegal instruction"). This is tested once per machine by a small
-product in a separate process.
+matrix product in a separate process.
 
 PyTorch includes GNU's OpenMP, whose threads spin while they wait. On a busy machine they block the cores of the threads
 they wait for, and a prediction takes twenty times as long. ``OMP_WAIT_POLICY`` prevents that if it is set before torch
@@ -98,7 +98,7 @@ def set_passive_waiting() -> None:
 
 @cache
 def oversubscribe_threads() -> threading.Thread | None:
-    """Start more OpenMP threads than cores, which sleep for ever, if torch was imported without a policy.
+    """Start more OpenMP threads than cores, which sleep forever, if torch was imported without a policy.
 
     Changes PyTorch's thread count, which must be set afterwards.
     """
@@ -108,13 +108,13 @@ def oversubscribe_threads() -> threading.Thread | None:
 
     started = threading.Event()
 
-    def hold() -> None:
+    def start_and_sleep() -> None:
         torch.set_num_threads(max(2, os.cpu_count() or 1))
         torch.ones(_ELEMENTS).sum()
         started.set()
         threading.Event().wait()
 
-    thread = threading.Thread(target=hold, name="onea-openmp", daemon=True)
+    thread = threading.Thread(target=start_and_sleep, name="onea-openmp", daemon=True)
     thread.start()
     started.wait()
     return thread

@@ -28,8 +28,8 @@ class Processes:
     count: int = 1
 
     @property
-    def first(self) -> bool:
-        """Whether this process writes files and shows progress."""
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and shows progress."""
         return self.rank == 0
 
     def shard(self, batch: Tensor) -> Tensor:
@@ -89,12 +89,12 @@ class _Gather(torch.autograd.Function):
 
 
 def is_main_process() -> bool:
-    """Whether this is the process of a launcher that writes files and output; true without a launcher."""
+    """Whether this process writes files and prints output: the first one of a launcher, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def join_processes(device: str) -> tuple[Processes, torch.device | None]:
-    """Join the processes of a launcher; also returns the device of this process, None without a launcher."""
+    """Join the other processes of a launcher; also returns the device of this process, None without a launcher."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Processes(), None
     state = import_extra("accelerate", "research").PartialState(cpu=device == "cpu" or not torch.cuda.is_available())

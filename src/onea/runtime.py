@@ -20,7 +20,7 @@ from onea.options import check_threads
 
 
 class Progress:
-    """Callbacks of a run, which do nothing; displays override those that they need."""
+    """Callbacks of a run, which do nothing by default; displays override those that they need."""
 
     def begin(self, record: Any) -> None:
         """A run starts or resumes; its record is updated in place after every task."""
@@ -40,11 +40,11 @@ class Progress:
     def end_epoch(self, epoch: int, loss: float) -> None:
         """An epoch (counted from 0) ends; its mean loss."""
 
-    def note(self, text: str) -> None:
-        """A phase without a known number of images starts."""
+    def start_phase(self, text: str) -> None:
+        """Another phase, without a known number of images, starts."""
 
     def remark(self, text: str) -> None:
-        """A message about a run that had finished before."""
+        """A message about a run that was already finished."""
 
     def end_task(self, task: int, accuracy: float) -> None:
         """A task was learned and evaluated, with this accuracy in percent over all classes seen."""
@@ -116,7 +116,7 @@ def make_runtime(
     if count > 1:
         oversubscribe_threads()
     torch.set_num_threads(count)
-    return Runtime(resolved, precision, count, progress if progress and processes.first else Progress(), processes)
+    return Runtime(resolved, precision, count, progress if progress and processes.is_main else Progress(), processes)
 
 
 def resolve_device(device: str, precision: str, assigned: torch.device | None = None) -> tuple[torch.device, str]:
@@ -134,7 +134,7 @@ def resolve_device(device: str, precision: str, assigned: torch.device | None = 
         raise OneaError("precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later; use auto or bf16.")
     if precision == "bf16" and chosen.type == "cpu" and cpu.is_amx_broken():
         raise OneaError(
-            "bf16 does not work on this machine: it announces AMX instructions that it does not have; use fp32, or set "
+            "bf16 does not work on this machine: it reports AMX instructions that it does not have; use fp32, or set "
             f"{cpu.ISA_VARIABLE}=AVX512_CORE_BF16."
         )
     return chosen, precision

@@ -17,7 +17,7 @@ _BATCH_SIZES = ((2500, 128), (75, 64), (0, 32))  # minimum images of an average 
 
 
 def task_epochs(
-    classes: int, reference_epochs: int, reference_classes: float, smallest: int, largest: int, growth: float = 0.5
+    classes: int, reference_epochs: int, reference_classes: float, min_epochs: int, max_epochs: int, growth: float = 0.5
 ) -> int:
     """The number of epochs for a task: more for tasks with more classes, within bounds (Eq. 19).
 
@@ -27,7 +27,7 @@ def task_epochs(
     [20, 24, 30, 40]
     """
     epochs: float = reference_epochs * (classes / reference_classes) ** growth
-    return min(max(round(epochs), smallest), largest)
+    return min(max(round(epochs), min_epochs), max_epochs)
 
 
 def cosine(epoch: int, epochs: int) -> float:
@@ -93,7 +93,7 @@ def training_defaults(size: DatasetSize, epochs: int | None = None) -> dict[str,
     exact = _EPOCHS * (_IMAGES_PER_CLASS * size.classes / images) ** _EXPONENT
     average = epochs or min(max(round(exact), _MIN_EPOCHS), _MAX_EPOCHS)
     return {
-        "batch_size": next(batch for least, batch in _BATCH_SIZES if images >= least * size.tasks),
+        "batch_size": next(batch for min_images, batch in _BATCH_SIZES if images >= min_images * size.tasks),
         "epochs": average,
         "min_epochs": max(1, round(_SMALL_TASK * average)),
         "max_epochs": max(1, round(_LARGE_TASK * average)),

@@ -29,25 +29,25 @@ def single_line(text: str) -> str:
     return re.sub(rf"\S{{{_MAX_WORD},}}", lambda word: f"{word[0][:_KEEP]}...{word[0][-_KEEP:]}", printable(text))
 
 
-def plural(number: int, one: str, many: str) -> str:
-    """A number with its noun.
+def plural(number: int, noun: str, plural_noun: str) -> str:
+    """A number with its noun in the singular or plural.
 
     >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
     ('1 class', '1,200 classes')
     """
-    return f"{number:,} {one if number == 1 else many}"
+    return f"{number:,} {noun if number == 1 else plural_noun}"
 
 
-def list_names(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
-    """The first ``most`` names of a list, and the number of other names.
+def list_names(names: Sequence[str], total: int | None = None, limit: int = 5) -> str:
+    """The first ``limit`` names of a list, and the number of other names.
 
-    >>> list_names(["kiwi", "lemon", "plum"]), list_names(["kiwi", "lemon", "plum"], most=1)
+    >>> list_names(["kiwi", "lemon", "plum"]), list_names(["kiwi", "lemon", "plum"], limit=1)
     ('kiwi, lemon and plum', 'kiwi and 2 more')
     >>> list_names(["kiwi"], total=1_200)
     'kiwi and 1,199 more'
     """
     total = len(names) if total is None else total
-    shown = list(names[:most])
+    shown = list(names[:limit])
     last = f"{total - len(shown):,} more" if total > len(shown) else shown.pop()
     return f"{', '.join(shown)} and {last}" if shown else last
 

@@ -200,7 +200,7 @@ def test_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", [read_image, image_size])
 def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: object) -> None:
     path = saved(tmp_path, Image.new("RGB", (20, 10)))
-    monkeypatch.setattr(pixel_limit, "MAX_PIXELS", 199)
+    monkeypatch.setattr(pixel_limit, "DEFAULT_MAX_PIXELS", 199)
     with pytest.raises(BadImage, match=r"it has 0\.0 megapixels, and 0 are allowed; --max-megapixels"):
         reader(path)  # type: ignore[operator]
 
@@ -234,7 +234,7 @@ def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypat
 def test_the_size_is_checked_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all formats: some are decoded when they are opened."""
     loaded: list[str] = []
-    monkeypatch.setattr(pixel_limit, "MAX_PIXELS", 4_999)
+    monkeypatch.setattr(pixel_limit, "DEFAULT_MAX_PIXELS", 4_999)
     for name in decode._formats(untrusted=False):
         path = saved(tmp_path, four_colours(100, 50), f"image.{name}", format=name)
         with monkeypatch.context() as patch:
@@ -258,7 +258,7 @@ def test_pillows_own_limit_has_our_error_message(tmp_path: Path, monkeypatch: py
         read_image(path)
 
 
-@pytest.mark.parametrize(("before", "after"), [(10, pixel_limit.MOST_PIXELS), (10**12, 10**12), (None, None)])
+@pytest.mark.parametrize(("before", "after"), [(10, pixel_limit.MAX_PIXEL_LIMIT), (10**12, 10**12), (None, None)])
 def test_pillows_limit_is_only_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None
 ) -> None:

@@ -78,26 +78,26 @@ def sizes(before, images):
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
     share=st.floats(0, 0.9),
-    least=st.integers(0, 2),
+    min_per_class=st.integers(0, 2),
     seed=st.integers(0, 99),
     grouped=st.booleans(),
 )
 @settings(max_examples=80, deadline=None)
-def test_two_images_of_every_class_are_always_trained_on(counts, share, least, seed, grouped):
+def test_two_images_of_every_class_are_always_trained_on(counts, share, min_per_class, seed, grouped):
     generator = torch.Generator().manual_seed(seed)
     starts = [sum(counts[:index]) for index in range(len(counts))]
     orders = [start + torch.randperm(count, generator=generator) for start, count in zip(starts, counts, strict=True)]
     groups = torch.randint(5, (sum(counts),), generator=generator) if grouped else None
-    chosen = hold_out(orders, share, groups, least)
-    assert len(chosen.unique()) == len(chosen)
-    for own in orders:
-        held = int(torch.isin(own, chosen).sum())
-        assert held <= max(0, len(own) - 2)
+    selected = hold_out(orders, share, groups, min_per_class)
+    assert len(selected.unique()) == len(selected)
+    for members in orders:
+        count = int(torch.isin(members, selected).sum())
+        assert count <= max(0, len(members) - 2)
         if not grouped:
-            assert held == max(0, min(max(least, round(share * len(own))), len(own) - 2))
+            assert count == max(0, min(max(min_per_class, round(share * len(members))), len(members) - 2))
 
 
-def test_images_without_a_series_are_held_out_as_if_each_were_its_own():
-    own = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    alone, apart = hold_out([own], 0.2), hold_out([own], 0.2, torch.arange(30))
-    assert sorted(alone.tolist()) == sorted(apart.tolist())
+def test_groups_of_one_image_are_held_out_like_ungrouped_images():
+    members = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    ungrouped, grouped = hold_out([members], 0.2), hold_out([members], 0.2, torch.arange(30))
+    assert sorted(ungrouped.tolist()) == sorted(grouped.tolist())

@@ -181,10 +181,10 @@ def test_licences_are_told(tiny_images, tmp_path, monkeypatch):
     model = tiny_model(str(write_toy("DINOv3", tmp_path))).learn(tiny_images / "train")
     state = model.snapshot().state
     assert state.backbone["licence"] == "dinov3-license"
-    assert "weights are under dinov3-license. DINOv3's licence applies when you pass on" in card(state, "shop.onea")
+    assert "weights are licensed under dinov3-license. If you redistribute" in card(state, "shop.onea")
     monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: None)
     monkeypatch.setattr("huggingface_hub.upload_folder", lambda **_: "https://huggingface.co/me/shop")
-    with pytest.warns(UserWarning, match="made with weights under dinov3-license.*include the licence itself") as told:
+    with pytest.warns(UserWarning, match="made with weights licensed under dinov3-license.*name DINOv3") as told:
         model.push_to_hub("me/shop")
     assert told[0].filename == __file__
     free = tiny_model(str(write_toy("DINOv2", tmp_path))).learn(tiny_images / "train")
@@ -198,7 +198,7 @@ def test_the_command_tells_about_backbones(onea):
     assert code == 0
     assert "256 x 256 pixels, 261 tokens" in out
     assert "all methods" in out
-    assert "DINOv3's licence applies" in out
+    assert "include DINOv3's licence" in out
     assert "it is timm's ConvNeXt" in onea("methods", "--backbones", "convnext_tiny.in12k")[1]
     assert "vit_pe_core_tiny_patch16_384.fb" in onea("methods", "--backbones", "vit_pe_core*")[1]
     assert "plain:FILE" in onea("methods", "--backbones")[1]

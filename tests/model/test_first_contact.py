@@ -58,7 +58,7 @@ class Listener(Progress):
     def __init__(self):
         self.notes = []
 
-    def note(self, text):
+    def start_phase(self, text):
         self.notes.append(text)
 
 

@@ -219,7 +219,7 @@ def test_other_networks_give_features_without_hooks(name, generator):
     found = vit(images_for(vit))
     assert found.shape == (3, vit.width)
     torch.testing.assert_close(found, timms(vit).flatten(1))
-    with pytest.raises(OneaError, match=f"Hooks are not supported: of backbone '{name}', it is timm's"):
+    with pytest.raises(OneaError, match=f"Backbone '{name}' does not support hooks: it is timm's"):
         vit(images_for(vit), Adapters(2, vit.width, 2, generator=generator))
 
 

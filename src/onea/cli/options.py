@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL, allow_megapixels
+from onea.data.pixel_limit import DEFAULT_MAX_PIXELS, MEGAPIXEL, allow_megapixels
 from onea.errors import OneaError
 from onea.options import MachineOptions, option_help
 
@@ -113,6 +113,6 @@ MaxMegapixels = Annotated[
     int | None,
     typer.Option(
         help="Maximum size of an image in megapixels, checked before decoding. Also set by ONEA_MAX_MEGAPIXELS.",
-        show_default=str(MAX_PIXELS // MEGAPIXEL),
+        show_default=str(DEFAULT_MAX_PIXELS // MEGAPIXEL),
     ),
 ]

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from onea.data.dataset import Pixels
-from onea.data.pixel_limit import MOST_PIXELS, max_pixels, too_many_pixels
+from onea.data.pixel_limit import MAX_PIXEL_LIMIT, max_pixels, too_many_pixels
 from onea.errors import MORE_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 
 _BYTES_PER_PIXEL = 16  # of memory, measured for WebP; other decoders need at most half
@@ -127,7 +127,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 def pixel_count(content: bytes) -> int:
     """The number of pixels that an untrusted image declares, without decoding; 0 if it cannot be read."""
     try:
-        with _decoded(_LimitedReads(content), Path("image"), MOST_PIXELS, untrusted=True) as image:
+        with _decoded(_LimitedReads(content), Path("image"), MAX_PIXEL_LIMIT, untrusted=True) as image:
             return image.width * image.height
     except BadImage:
         return 0
@@ -200,7 +200,7 @@ def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
 
 @contextmanager
 def _decoded(stream: BinaryIO, path: Path, limit: int | None, untrusted: bool = False) -> Iterator[Image.Image]:
-    allowed = min(limit or max_pixels(), MOST_PIXELS)
+    allowed = min(limit or max_pixels(), MAX_PIXEL_LIMIT)
     pixels = 0
     try:
         _lift_pillow_limit()
@@ -221,16 +221,16 @@ def _decoded(stream: BinaryIO, path: Path, limit: int | None, untrusted: bool = 
 def _has_memory_for(pixels: int) -> bool:
     """Whether there is enough memory to decode this many pixels."""
     try:
-        np.empty(min(pixels, MOST_PIXELS) * _BYTES_PER_PIXEL, np.uint8)
+        np.empty(min(pixels, MAX_PIXEL_LIMIT) * _BYTES_PER_PIXEL, np.uint8)
     except MemoryError:
         return False
     return True
 
 
 def _lift_pillow_limit() -> None:
-    """Raise Pillow's process-wide pixel limit to ``MOST_PIXELS``; never lower it, or restore one that was removed."""
-    if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MOST_PIXELS:
-        Image.MAX_IMAGE_PIXELS = MOST_PIXELS
+    """Raise Pillow's process-wide limit to ``MAX_PIXEL_LIMIT``; a higher limit, or none, stays."""
+    if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MAX_PIXEL_LIMIT:
+        Image.MAX_IMAGE_PIXELS = MAX_PIXEL_LIMIT
 
 
 def upload_formats() -> tuple[str, ...]:
@@ -322,7 +322,7 @@ def _to_8_bits(image: Image.Image) -> Pixels:
 
 def _reason(stream: BinaryIO, error: Exception, limit: int | None, untrusted: bool) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return too_many_pixels(MOST_PIXELS + 1, limit)
+        return too_many_pixels(MAX_PIXEL_LIMIT + 1, limit)
     if isinstance(error, UnidentifiedImageError):
         if stream.seek(0, SEEK_END) == 0:
             return "the file is empty"

@@ -8,17 +8,17 @@ import os
 from onea.errors import OneaError, truncate
 
 MEGAPIXEL = 1_000_000
-MAX_PIXELS = 110 * MEGAPIXEL
-"""Default limit; large cameras have 102 and 108 megapixels, panoramas of phones about 60."""
-MOST_PIXELS = 300 * MEGAPIXEL
-"""The largest limit that can be set."""
+DEFAULT_MAX_PIXELS = 110 * MEGAPIXEL
+"""The default limit: large cameras have 102 or 108 megapixels, panoramas of phones about 60."""
+MAX_PIXEL_LIMIT = 300 * MEGAPIXEL
+"""The highest limit that can be set."""
 _VARIABLE = "ONEA_MAX_MEGAPIXELS"  # inherited by child processes
 
 
 def max_pixels() -> int:
-    """The limit on the pixels of the user's images: ``MAX_PIXELS``, unless another one is set."""
+    """The limit on the pixels of the user's images, by default ``DEFAULT_MAX_PIXELS``."""
     megapixels = os.environ.get(_VARIABLE, "").strip()
-    return _checked(megapixels) * MEGAPIXEL if megapixels else MAX_PIXELS
+    return _checked(megapixels) * MEGAPIXEL if megapixels else DEFAULT_MAX_PIXELS
 
 
 def allow_megapixels(number: int | None) -> None:
@@ -28,7 +28,7 @@ def allow_megapixels(number: int | None) -> None:
 
 
 def _checked(text: str) -> int:
-    largest = MOST_PIXELS // MEGAPIXEL
+    largest = MAX_PIXEL_LIMIT // MEGAPIXEL
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and 1 <= int(text) <= largest):
         raise OneaError(
             f"--max-megapixels (or {_VARIABLE}) is {truncate(text)}; choose a whole number from 1 to {largest}."
@@ -42,7 +42,7 @@ def too_many_pixels(pixels: int, limit: int | None) -> str:
     >>> too_many_pixels(168_000_000, None)
     'it has 168.0 megapixels, and 110 are allowed; --max-megapixels (or ONEA_MAX_MEGAPIXELS) allows more'
     """
-    if limit is not None or pixels > MOST_PIXELS:
-        return f"it has more than {min(limit or MOST_PIXELS, MOST_PIXELS) // MEGAPIXEL} megapixels"
+    if limit is not None or pixels > MAX_PIXEL_LIMIT:
+        return f"it has more than {min(limit or MAX_PIXEL_LIMIT, MAX_PIXEL_LIMIT) // MEGAPIXEL} megapixels"
     declared, allowed = pixels / MEGAPIXEL, max_pixels() // MEGAPIXEL
     return f"it has {declared:.1f} megapixels, and {allowed} are allowed; --max-megapixels (or {_VARIABLE}) allows more"

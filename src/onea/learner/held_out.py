@@ -17,7 +17,7 @@ _MAX_HELD_OUT = 200  # images of a task, which suffice to detect a harmful adapt
 _MIN_TRAINED = 2  # images of a class
 
 
-def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = None, least: int = 0) -> Tensor:
+def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = None, min_per_class: int = 0) -> Tensor:
     """Select images to hold out: about the same share of every class.
 
     >>> hold_out([torch.tensor([3, 0, 2, 1]), torch.tensor([5, 4])], share=0.5).tolist()
@@ -31,11 +31,11 @@ def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = Non
         groups: the group of each image, such as a series of photos. Whole groups are held out, because an image is easy
             to predict after training on others of its group. Of a group that is larger than the share, consecutive
             images are held out.
-        least: minimum number for each class, as far as two images remain.
+        min_per_class: number of images of each class to hold out at least, if two images remain for training.
     """
     selected = [torch.empty(0, dtype=torch.int64)]
     for members in orders:
-        count = max(0, min(max(least, round(share * len(members))), len(members) - _MIN_TRAINED))
+        count = max(0, min(max(min_per_class, round(share * len(members))), len(members) - _MIN_TRAINED))
         selected.append(members[:count] if groups is None else _select_groups(members, groups, count))
     return torch.cat(selected)
 

@@ -219,7 +219,7 @@ class AdapterLearner:
     def _statistics(self, new: TrainedAdapter, task: Task) -> Tensors:
         if not self._statistics_kind:
             return {}
-        self.runtime.progress.note("statistics")
+        self.runtime.progress.start_phase("statistics")
         adapters = initial_adapters(self.vit, self.options, task.seed).eval().to(self.runtime.device)
         adapters.load_state_dict(new.tensors)
         if self._statistics_kind == "gram":
@@ -229,7 +229,7 @@ class AdapterLearner:
 
     def _merge(self, merged: MergedAdapter, new: Tensors, sizes: Sizes) -> tuple[MergedAdapter, dict[str, Any]]:
         """Merge an adapter: ``origin + operator(merged - origin, new - origin)``, or without an origin."""
-        self.runtime.progress.note("merging")
+        self.runtime.progress.start_phase("merging")
         report: dict[str, Any] = {}
         state = merged.operator_state
         if merged.classes:
@@ -254,7 +254,7 @@ class AdapterLearner:
 def gram_matrices(vit: FrozenViT, adapters: Adapters, task: Task, runtime: Runtime) -> Tensors:
     """``gram.NAME``: ``sum x x^T`` over all inputs ``x`` of the linear layer with weight NAME, ``[in, in]``."""
     sums: Tensors = {}
-    for images, _ in task.plain_batches(EVALUATION_BATCH):
+    for images, _ in task.whole_image_batches(EVALUATION_BATCH):
         with torch.no_grad(), runtime.autocast(), _recorded(adapters) as layers:
             vit.forward_eager(images, adapters)  # the compiled network calls no forward hooks
         for name, (inputs, _) in layers.items():
@@ -271,7 +271,7 @@ def diagonal_fisher(vit: FrozenViT, adapters: Adapters, head: nn.Module, task: T
     task of one class is 1 for all weights, so its Fisher information is zero.
     """
     sums: Tensors = {}
-    for images, labels in task.plain_batches(_GRADIENT_BATCH):
+    for images, labels in task.whole_image_batches(_GRADIENT_BATCH):
         local = labels.to(runtime.device) - task.classes.start
         with torch.enable_grad(), runtime.autocast(), _recorded(adapters) as layers:
             loss = F.cross_entropy(head(vit.forward_eager(images, adapters)).float(), local, reduction="sum")

@@ -107,7 +107,7 @@ def train(
     def epoch_batches(epoch: int) -> Iterable[tuple[Tensor, ...]]:
         inputs: Iterable[tuple[Tensor, ...]]
         if crop_in_step:
-            inputs = task.uncropped_batches(recipe.batch_size, recipe.crop_scale, order, crops)
+            inputs = task.row_batches(recipe.batch_size, recipe.crop_scale, order, crops)
         elif batches:
             inputs = batches(epoch, order, shard)
         else:

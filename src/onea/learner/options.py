@@ -49,8 +49,8 @@ class TrainingOptions(Validated):
         if not self.epoch_growth:
             return self.epochs
         average = plan.classes / plan.tasks if plan else _DEFAULT_CLASSES
-        largest = self.max_epochs or sys.maxsize
-        return task_epochs(classes, self.epochs, average, max(self.min_epochs, 1), largest, self.epoch_growth)
+        min_epochs, max_epochs = max(self.min_epochs, 1), self.max_epochs or sys.maxsize
+        return task_epochs(classes, self.epochs, average, min_epochs, max_epochs, self.epoch_growth)
 
     def recipe(
         self, optimiser: Optimiser = "sgd", schedule: Schedule = schedules.cosine, epochs: int | None = None

@@ -29,7 +29,7 @@ class Task:
     """One step of a stream. Labels are positions in the stream's class order, so a task's are contiguous.
 
     >>> task = Task(1, "tuesday", range(4, 6), images=..., rows=torch.arange(3), labels=torch.tensor([4, 4, 5]), seed=1)
-    >>> len(task), len(task.only(task.labels == 4))
+    >>> len(task), len(task.subset(task.labels == 4))
     (3, 2)
 
     Attributes:
@@ -54,19 +54,19 @@ class Task:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def only(self, mask: Tensor) -> Task:
-        """The task with some of its images, ``bool [N]``."""
+    def subset(self, mask: Tensor) -> Task:
+        """The task with the images that a mask selects, ``bool [N]``."""
         return self if bool(mask.all()) else replace(self, rows=self.rows[mask], labels=self.labels[mask])
 
-    def plain_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole images in order, as at test time, with their labels."""
+    def whole_image_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of whole images in order, as at test time, with their labels."""
         for rows, labels in zip(self.rows.split(size), self.labels.split(size), strict=True):
             yield self.images.test_views(rows), labels
 
     def train_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, shard: Shard = all_rows
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Random crops of all images in random order: an epoch, with labels on the same device.
+        """The batches of an epoch: random crops of all images in random order, with labels on the same device.
 
         ``shard`` selects the images of each batch that this process computes; the labels are those of the whole batch.
         """
@@ -75,10 +75,13 @@ class Task:
         images = self.images.train_batches(self.rows[permutation], size, crop_scale, crops, shard)
         yield from zip(images, labels, strict=True)
 
-    def uncropped_batches(
+    def row_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The same batches as rows, crops and labels on the device, for ``images.train_views``."""
+        """The batches of ``train_batches`` before cropping: rows, crops and labels on the device.
+
+        ``images.train_views`` crops them inside a captured training step.
+        """
         permutation = torch.randperm(len(self), generator=order)
         sampled = self.images.sample_crops(len(self), crop_scale, crops)
         parts = (self.rows[permutation], sampled, self.labels[permutation])

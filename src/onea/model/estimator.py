@@ -206,7 +206,7 @@ class OneA(VersionedModel, Parameters):
                 if self._snapshot
                 else initial_state(engine, self._merging_options(engine), self.readout)
             )
-            reporter.note("reading images")
+            reporter.start_phase("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
             check_integer_labels(
                 [*state.classes, *(batch.labels or ())], has_integer_labels(state, batch), self.unknown
@@ -247,9 +247,9 @@ class OneA(VersionedModel, Parameters):
         started = time.perf_counter()
         with self._lock, self._learning_progress(progress) as reporter:
             current = self.snapshot()
-            reporter.note("reading images")
+            reporter.start_phase("reading images")
             batch = read_unlabelled(images, current.side, on_bad)
-            reporter.note("computing features")
+            reporter.start_phase("computing features")
             version = self._versions.next
             self._commit(learn_background(current, batch, version=version, name=name, seed=self.seed, started=started))
             self._last_report = PhotoReport(batch.skipped)

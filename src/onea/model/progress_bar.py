@@ -49,7 +49,7 @@ class LearningBar(Progress):
     ) -> None:
         if self._shown:
             if error is None:
-                self.note(self._finished)
+                self.start_phase(self._finished)
             self._bars.stop()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
@@ -66,7 +66,7 @@ class LearningBar(Progress):
         """Advance."""
         self._bars.update(self._bar, advance=images)
 
-    def note(self, text: str) -> None:
+    def start_phase(self, text: str) -> None:
         """Show a step besides training."""
         self._bars.update(self._bar, description=text, note="")
 

@@ -110,15 +110,15 @@ def blues() -> Any:
     return LinearSegmentedColormap.from_list("onea", stops).with_extremes(bad="#f1f1f1")
 
 
-def round_numbers(count: int, most: int) -> list[int]:
-    """Tick positions from 1 to ``count``: both ends and round numbers in between, about ``most`` of them.
+def tick_positions(count: int, max_ticks: int) -> list[int]:
+    """About ``max_ticks`` tick positions from 1 to ``count``: both ends and round numbers in between.
 
-    >>> round_numbers(40, 9)
+    >>> tick_positions(40, 9)
     [1, 5, 10, 15, 20, 25, 30, 35, 40]
-    >>> round_numbers(200, 5)
+    >>> tick_positions(200, 5)
     [1, 50, 100, 150, 200]
     """
-    step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if count / (s * 10**e) <= most)
+    step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if count / (s * 10**e) <= max_ticks)
     between = [n for n in range(step, count, step) if n - 1 > step / 2 and count - n > step / 2]
     return sorted({1, *between, count})
 

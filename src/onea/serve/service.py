@@ -262,7 +262,7 @@ class Service:
             job.start()
             params = self._defaults | present.manifest.params
             if background:
-                job.note("reading the background images")
+                job.start_phase("reading the background images")
                 seed, started = params["seed"], time.perf_counter()
                 learned = learn_background(
                     present.snapshot, batch, version=version, name=name, seed=seed, started=started

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onea.data.pixel_limit import MEGAPIXEL, MOST_PIXELS
+from onea.data.pixel_limit import MAX_PIXEL_LIMIT, MEGAPIXEL
 from onea.errors import OneaError
 
 MEGABYTE = 1_000_000
@@ -112,7 +112,7 @@ def check_settings(settings: Settings) -> Settings:
         ("--batch-wait", 1000 * settings.batch_wait, 0, 60_000, " milliseconds"),
         ("--grace", settings.grace, 0, 86_400, " seconds"),
         ("--max-upload", settings.limits.learn_bytes // MEGABYTE, 1, 1_000_000, " megabytes"),
-        ("--max-megapixels", settings.limits.pixels // MEGAPIXEL, 1, MOST_PIXELS // MEGAPIXEL, " megapixels"),
+        ("--max-megapixels", settings.limits.pixels // MEGAPIXEL, 1, MAX_PIXEL_LIMIT // MEGAPIXEL, " megapixels"),
     ):
         if not low <= value <= high:  # which is false for nan, too
             raise OneaError(f"{option} must be between {low:,} and {high:,}{unit}.")

@@ -73,7 +73,7 @@ class TrainingJob(Progress):
 
     def start(self) -> None:
         """The model folder is locked and learning begins."""
-        self.note("reading the model")
+        self.start_phase("reading the model")
         self.began = True
         self.settled.set()
 
@@ -85,7 +85,7 @@ class TrainingJob(Progress):
         """A training step is complete."""
         self._update(done=self._report.done + images)
 
-    def note(self, text: str) -> None:
+    def start_phase(self, text: str) -> None:
         """Another step begins."""
         self._update(status="learning", note=text)
 
@@ -95,7 +95,7 @@ class TrainingJob(Progress):
             if self._is_abandoned:
                 raise Abandoned()
             self._is_saving = True
-        self.note("saving")
+        self.start_phase("saving")
 
     def finish(self, version: int, remarks: list[str]) -> None:
         """The new version answers from now on."""

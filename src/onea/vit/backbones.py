@@ -57,8 +57,8 @@ def load_backbone(
             raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
     elif parts := split_file_name(name):
         architecture, path = parts
-        given = parse_config(config, "its stored configuration") if config else None
-        vit = _from_file(path, path.name, given, architecture)
+        network_config = parse_config(config, "the model") if config else None
+        vit = _from_file(path, path.name, network_config, architecture)
     else:
         vit = _from_timm(name)
     vit = vit.truncate(depth)

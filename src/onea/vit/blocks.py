@@ -204,15 +204,15 @@ def block_ops_for(vit: Any) -> type[BlockOps] | str:
         Eva: (eva, (EvaAttention, AttentionRope)),
     }
     if type(vit) not in families:
-        return f"it is timm's {type(vit).__name__}, which adapters, prompts and LoRA do not fit"
+        return f"it is timm's {type(vit).__name__}, which does not support adapters, prompts or LoRA"
     kinds, attentions = families[type(vit)]
     for block in vit.blocks:
         if type(block) not in kinds:
-            return f"its blocks are timm's {type(block).__name__}, without a place between attention and MLP"
+            return f"its blocks are timm's {type(block).__name__}, which have no step between attention and MLP"
         if type(block.attn) not in attentions:
-            return f"its attention is timm's {type(block.attn).__name__}, which prompts and LoRA do not fit"
+            return f"its attention is timm's {type(block.attn).__name__}, which does not support prompts or LoRA"
         if getattr(block.attn, "gate", None) is not None:
-            return "its attention has gates, which prompts and LoRA do not fit"
+            return "its attention has gates, which do not support prompts or LoRA"
     return kinds[type(vit.blocks[0])]
 
 

@@ -325,18 +325,21 @@ class FrozenFeatures(FrozenViT):
     def cast_matrices(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
         """Cast linear and convolutional layers to the dtype that autocast would cast them to."""
         if fp8:
-            raise OneaError(f"fp8 is for plain vision transformers, and {self._reason()}; choose another --precision.")
+            raise OneaError(
+                f"fp8 needs a plain vision transformer, which backbone '{self.name}' is not ({self.no_hooks_reason}); "
+                "choose another --precision."
+            )
         from_fp8(self.vit)
         return super().cast_matrices(dtype)
 
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
         """Not supported."""
-        raise OneaError(f"Hooks are not supported: {self._reason()}.")
+        raise self._no_hooks_error()
 
     def forward_eager(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """``forward`` without compilation."""
         if patches is not None or (hooks is not NO_HOOKS and not (isinstance(hooks, Adapters) and hooks.empty)):
-            raise OneaError(f"Hooks are not supported: {self._reason()}.")
+            raise self._no_hooks_error()
         features: Tensor = self.vit.forward_head(self.vit.forward_features(images), pre_logits=True)
         if features.dim() == 4:  # with spatial dimensions of size 1
             features = features.flatten(1)
@@ -347,5 +350,5 @@ class FrozenFeatures(FrozenViT):
             )
         return features.float()
 
-    def _reason(self) -> str:
-        return f"of backbone '{self.name}', {self.no_hooks_reason}"
+    def _no_hooks_error(self) -> OneaError:
+        return OneaError(f"Backbone '{self.name}' does not support hooks: {self.no_hooks_reason}.")

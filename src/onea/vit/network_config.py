@@ -114,10 +114,10 @@ class NetworkConfig:
             ValueError: the value has another format.
         """
         if not isinstance(value, dict) or not isinstance(value.get("architecture"), str):
-            raise ValueError("it names no architecture")
+            raise ValueError("it has no architecture")
         args, pretrained = value.get("model_args") or {}, value.get("pretrained_cfg") or {}
         if not isinstance(args, dict) or not isinstance(pretrained, dict):
-            raise ValueError("model_args and pretrained_cfg must hold names and values")
+            raise ValueError("model_args and pretrained_cfg must be JSON objects")
         architecture = value["architecture"].split(".")[0]
         if architecture != PLAIN:
             import timm
@@ -141,11 +141,11 @@ class NetworkConfig:
             raise ValueError(f"crop_pct is {pretrained['crop_pct']}")
         side = pretrained.get("input_size") or (3, 0, 0)
         if len(side) != 3 or side[0] != 3 or side[1] != side[2]:
-            raise ValueError(f"its input is {side}, not a square image in colours")
+            raise ValueError(f"its input size is {side}, not that of a square RGB image")
         size = args.get("img_size") or 0
         for pixels in (side[1], *(size if isinstance(size, list | tuple) else [size])):
             if not 0 <= pixels <= LARGEST_INPUT:
-                raise ValueError(f"its input has {pixels} pixels a side")
+                raise ValueError(f"its input is {pixels} pixels wide")
         return cls(
             architecture=architecture,
             model_args=args,
@@ -190,35 +190,36 @@ class NetworkConfig:
 _FREE = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0")
 _TERMS = {
     "dinov3-license": (
-        "DINOv3's licence applies when you pass on its weights or what is made with them: include the licence itself, "
-        "name DINOv3, and keep to the uses it allows (ai.meta.com/resources/models-and-libraries/dinov3-license)."
+        "If you redistribute the weights or models made with them, include DINOv3's licence, name DINOv3, and allow "
+        "only the uses that the licence allows (ai.meta.com/resources/models-and-libraries/dinov3-license)."
     ),
-    "cc-by-nc-4.0": "They are not for commercial use (creativecommons.org/licenses/by-nc/4.0).",
-    "fair-noncommercial-research-license": "They are for research, and not for commercial use.",
+    "cc-by-nc-4.0": "Commercial use is not allowed (creativecommons.org/licenses/by-nc/4.0).",
+    "fair-noncommercial-research-license": "Only non-commercial research is allowed.",
 }
+_READ_TERMS = "Read its terms before you redistribute the weights or models made with them."
 
 
 def licence_terms(licence: str) -> str:
-    """Terms of a licence for passing on weights, or models made with them; empty if naming the licence is enough.
+    """Terms for redistributing weights, or models made with them; empty if naming the licence is enough.
 
     >>> licence_terms("apache-2.0")
     ''
     >>> licence_terms("apple-ascl")
-    'Read its terms before you pass on what is made with them.'
+    'Read its terms before you redistribute the weights or models made with them.'
     """
     if licence in _FREE:
         return ""
     if not licence or licence == "unknown":
-        return "Ask those who made them before you pass on what is made with them."
-    return _TERMS.get(licence, "Read its terms before you pass on what is made with them.")
+        return "Ask the authors before you redistribute the weights or models made with them."
+    return _TERMS.get(licence, _READ_TERMS)
 
 
 def licence_notice(licence: str) -> str:
     """A sentence or two about the licence of weights and its terms.
 
     >>> licence_notice("mit")
-    'Its weights are under mit.'
+    'Its weights are licensed under mit.'
     """
     known = licence and licence != "unknown"
-    named = f"Its weights are under {licence}." if known else "The licence of its weights is not known."
-    return f"{named} {licence_terms(licence)}".strip()
+    name = f"Its weights are licensed under {licence}." if known else "The licence of its weights is unknown."
+    return f"{name} {licence_terms(licence)}".strip()

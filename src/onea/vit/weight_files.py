@@ -91,7 +91,9 @@ def parse_config(text: str, source: str) -> NetworkConfig:
     try:
         return NetworkConfig.from_json(json.loads(text))
     except (*_INVALID, RecursionError) as error:
-        raise OneaError(f"A backbone cannot be read by {source}: {truncate(str(error))}; correct it.") from error
+        raise OneaError(
+            f"The configuration of the backbone in {source} is invalid ({truncate(str(error))}); correct it."
+        ) from error
 
 
 def dequantise(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -201,7 +201,7 @@ def test_ten_thousand_frames_of_a_still_camera_take_seconds():
 
 def test_comparing_can_be_stopped():
     class Stopped(Progress):
-        def note(self, text):
+        def start_phase(self, text):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

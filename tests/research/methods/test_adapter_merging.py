@@ -112,7 +112,7 @@ def test_fisher_is_the_sum_of_squared_gradients_sample_by_sample(tiny_run):
     task, vit, adapters, head = adapters_and_head(ready, 0)
     found = diagonal_fisher(vit, adapters, head, task, ready.method.runtime)
     expected = {f"fisher.{name}": torch.zeros_like(p, dtype=torch.float64) for name, p in adapters.named_parameters()}
-    for images, labels in task.plain_batches(1):
+    for images, labels in task.whole_image_batches(1):
         loss = F.cross_entropy(head(vit(images, adapters)), labels - task.classes.start)
         gradients = torch.autograd.grad(loss, list(adapters.parameters()))
         for (name, _), gradient in zip(adapters.named_parameters(), gradients, strict=True):
@@ -140,7 +140,7 @@ def test_gram_matrices_are_those_of_the_inputs_of_every_layer(tiny_run):
     original = adapters.mlp_update
     adapters.mlp_update = lambda block, u: seen.append((block, u.detach())) or original(block, u)
     with torch.no_grad():
-        for images, _ in task.plain_batches(5):
+        for images, _ in task.whole_image_batches(5):
             vit(images, adapters)
     for block, layer in enumerate(adapters.blocks):
         inputs = torch.cat([u.flatten(0, 1) for where, u in seen if where == block]).double()

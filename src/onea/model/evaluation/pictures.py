@@ -16,7 +16,7 @@ from onea.model.evaluation.confusions import GOOD_ACCURACY
 from onea.model.evaluation.evaluation import Evaluation
 from onea.model.evaluation.metrics import OpenSet
 from onea.presentation import style
-from onea.presentation.style import blues, round_numbers
+from onea.presentation.style import blues, tick_positions
 from onea.text import printable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def confusion_picture(evaluation: Evaluation) -> Figure:
             axes.set_xticks(range(count), names, rotation=90, fontsize=size, parse_math=False)
             axes.set_yticks(range(count), names, fontsize=size, parse_math=False)
         else:
-            shown = round_numbers(count, 9)
+            shown = tick_positions(count, 9)
             for setter in (axes.set_xticks, axes.set_yticks):
                 setter([n - 1 for n in shown], [str(n) for n in shown])
         if count <= 12:

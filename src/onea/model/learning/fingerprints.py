@@ -94,7 +94,7 @@ def match_in_blocks(prints: Tensor, among: Tensor, progress: Progress = NO_PROGR
         progress: is notified of every block, and can cancel.
     """
     for rows in row_blocks(len(prints), len(among)):
-        progress.note("finding repeated photos")
+        progress.start_phase("finding repeated photos")
         yield rows, same_photos(prints[rows], among)
 
 

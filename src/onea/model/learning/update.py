@@ -162,7 +162,7 @@ def _train_and_merge(
     )
     sizes = Sizes.from_counts(state.adapter_images, images.training_counts)
     result = learner.train_and_merge(merged, task, sizes, views.fixed, held_out)
-    views.runtime.progress.note("prototypes")
+    views.runtime.progress.start_phase("prototypes")
     return result
 
 

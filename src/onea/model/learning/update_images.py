@@ -114,7 +114,7 @@ def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: f
         if share > 0 and len(of_class) >= MIN_TO_HOLD_OUT:
             generator = seeds.generator(seed, update, f"held out/{name}")
             orders.append(of_class[torch.randperm(len(of_class), generator=generator)])
-    return hold_out(orders, share, groups, least=1).sort().values
+    return hold_out(orders, share, groups, min_per_class=1).sort().values
 
 
 def _restore_split(trained: Tensor, rows: Tensor, taught_before: Tensor, held_before: Tensor) -> Tensor:

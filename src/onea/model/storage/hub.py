@@ -32,8 +32,8 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
     import huggingface_hub
 
     state = model.snapshot().state
-    if (licence := state.backbone.get("licence")) and (minded := licence_terms(licence)):
-        warnings.warn(f"The model was made with weights under {licence}. {minded}", stacklevel=3)
+    if (licence := state.backbone.get("licence")) and (terms := licence_terms(licence)):
+        warnings.warn(f"The model was made with weights licensed under {licence}. {terms}", stacklevel=3)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
         write(

@@ -88,7 +88,7 @@ class RunDisplay(OnScreen, Progress):
         note = f"{self._label}  {speed:,.0f} images/s  {self._images_left / speed:,.0f} s left in this task"
         self._bars.update(self._epoch, advance=images, note=note)
 
-    def note(self, text: str) -> None:
+    def start_phase(self, text: str) -> None:
         """Show a step other than training."""
         self._bars.update(self._epoch, note=text)
 

@@ -72,7 +72,7 @@ class ACMap(Method):
         report: dict[str, Any] = {"trained": len(self.merged) < self.options.limit}
         if report["trained"]:
             report |= self._train_and_merge(task)
-        self.runtime.progress.note("prototypes")
+        self.runtime.progress.start_phase("prototypes")
         current = self.compute_prototypes(task, self.merged[-1])
         if report["trained"] and self._should_map():
             shifts = self._shifts(task, current)

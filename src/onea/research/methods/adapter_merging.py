@@ -80,9 +80,9 @@ class AdapterMerging(FeatureClassification):
 
         def train_and_merge(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
             result = self.learner.train_and_merge(
-                merged, task.only(~held_out), views=views, held_out=task.only(held_out)
+                merged, task.subset(~held_out), views=views, held_out=task.subset(held_out)
             )
-            self.runtime.progress.note("prototypes")
+            self.runtime.progress.start_phase("prototypes")
             return result
 
         def features(view: int, merged: MergedAdapter) -> Tensor:

@@ -225,7 +225,7 @@ class Aper(Method):
     def learn(self, task: Task) -> dict[str, Any]:
         """Adapt to the first task; compute the prototypes of every task."""
         report = {"trained": False} if len(self.prototypes) else self._adapt(task)
-        self.runtime.progress.note("prototypes")
+        self.runtime.progress.start_phase("prototypes")
         # The mean of concatenated features is the concatenation of their means.
         new = torch.cat(list(self.compute_prototypes_per_module(task, list(self.cacheable_modules().values()))), dim=1)
         self.prototypes = torch.cat([self.prototypes, new])

@@ -80,7 +80,7 @@ class Joint(Method):
         recipe = self.recipe(cumulative)
         losses = train_with_local_head(self.vit, self.adapter, self.head, cumulative, recipe, self.runtime)
         if self.options.classifier == "prototypes":
-            self.runtime.progress.note("prototypes")
+            self.runtime.progress.start_phase("prototypes")
             self.prototypes = self.compute_prototypes(cumulative, self.adapter)
         return {"epochs": recipe.epochs, "losses": losses, "images": len(cumulative)}
 

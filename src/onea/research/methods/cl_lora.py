@@ -126,7 +126,7 @@ class CLLoRA(Method):
         recipe = self.recipe(task)
         trained = [ParamGroup(shared), ParamGroup(specific), ParamGroup(head)]
         mean_losses = train(trained, losses, task, recipe, self.runtime, before_step=reassign_gradients)
-        self.runtime.progress.note("prototypes")
+        self.runtime.progress.start_phase("prototypes")
         self.specific.append(specific)
         self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, hooks)])
         self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([len(task.classes)])])

@@ -72,7 +72,7 @@ class AdapterBank(Method):
         report = self.train_with_local_head(adapters, task)
         self.adapters.append(adapters.requires_grad_(False))
         self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([len(task.classes)])])
-        self.runtime.progress.note("prototypes")
+        self.runtime.progress.start_phase("prototypes")
         return report
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:

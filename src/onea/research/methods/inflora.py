@@ -199,7 +199,7 @@ class InfLoRA(Method):
         self.head.append(head)
         threshold = energy_threshold(self.options.epsilon, task.index, self.plan.tasks if self.plan else None)
         moments = self._second_moments(task, "after")
-        self.runtime.progress.note("input directions")
+        self.runtime.progress.start_phase("input directions")
         self.memories = [
             update_memory(memory, moment, threshold, self.options.energy)
             for memory, moment in zip(self.memories, moments, strict=True)
@@ -215,7 +215,7 @@ class InfLoRA(Method):
     def new_updates(self, task: Task) -> LowRankUpdates:
         """Updates of all blocks, initialised as zero; ``B_t`` is frozen and shared by keys and values."""
         moments = self._second_moments(task, "before")
-        self.runtime.progress.note("free directions")
+        self.runtime.progress.start_phase("free directions")
         downs = [
             reduction_matrix(moment, memory, self.options.rank).float()
             for moment, memory in zip(moments, self.memories, strict=True)
@@ -249,7 +249,7 @@ class InfLoRA(Method):
 
     def _second_moments(self, task: Task, purpose: str) -> Tensor:
         """Second moments of the attention inputs of each block over augmented images, ``[depth, width, width]``."""
-        self.runtime.progress.note("second moments")
+        self.runtime.progress.start_phase("second moments")
         recorder = SecondMoments(self.vit.depth, self.vit.width, self.folded)
         order, crops = (seeds.generator(task.seed, task.index, f"{name} {purpose}") for name in ("order", "crops"))
         for images, _ in task.train_batches(self.options.batch_size, self.options.crop_scale, order, crops):

@@ -262,8 +262,8 @@ class MOS(Method):
 
     def _fit_classes(self, task: Task, hooks: BlockHooks) -> None:
         """A Gaussian of each new class with the newest adapter, and a prototype with the first adapter."""
-        self.runtime.progress.note("prototypes")
-        features = [self.features(images, hooks) for images, _ in task.plain_batches(EVALUATION_BATCH)]
+        self.runtime.progress.start_phase("prototypes")
+        features = [self.features(images, hooks) for images, _ in task.whole_image_batches(EVALUATION_BATCH)]
         self.gaussians.add(torch.cat(features), task.labels, task.classes)
         is_first = len(self.snapshots) == 1  # the newest adapter is the first one
         new = self.gaussians.means if is_first else self.compute_prototypes(task, self.snapshots[0])
@@ -272,7 +272,7 @@ class MOS(Method):
     def _align(self, task: Task) -> list[float]:
         """Classifier alignment: retrain the head on features sampled from the Gaussians of all classes."""
         options = self.options
-        self.runtime.progress.note("classifier alignment")
+        self.runtime.progress.start_phase("classifier alignment")
         return align(
             self.head,
             self.gaussians,

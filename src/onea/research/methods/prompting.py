@@ -251,8 +251,8 @@ class PromptMethod(Method):
         """
         weight, learned = self.head.weight.detach(), self.learned.bool()
         if len(task.classes) == 1:
-            self.runtime.progress.note("prototypes")
-            features = [self.prompted(images) for images, _ in task.plain_batches(EVALUATION_BATCH)]
+            self.runtime.progress.start_phase("prototypes")
+            features = [self.prompted(images) for images, _ in task.whole_image_batches(EVALUATION_BATCH)]
             weight[-1] = to_float64(torch.cat(features)).mean(0)
             self.head.bias.detach()[-1] = 0
         norm = weight[learned].norm(dim=1).mean() if learned.any() else 1.0

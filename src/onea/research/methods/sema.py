@@ -329,7 +329,7 @@ class SEMA(Method):
         expanded: list[int] = report["expanded"]
         is_new, scan = True, 0
         while is_new and len(expanded) < len(highest):
-            self.runtime.progress.note("scanning for new data")
+            self.runtime.progress.start_phase("scanning for new data")
             is_new = False
             order, crops = (
                 seeds.generator(task.seed, task.index, f"{name} scan {scan}") for name in ("order", "crops")
@@ -402,7 +402,7 @@ class SEMA(Method):
     def _standardise(self, task: Task, blocks: Sequence[int]) -> None:
         """Standardise the newest descriptors of these blocks on the mean tokens of the task."""
         means: dict[int, list[Tensor]] = {block: [] for block in blocks}
-        for images, _ in task.plain_batches(EVALUATION_BATCH):
+        for images, _ in task.whole_image_batches(EVALUATION_BATCH):
             recorder = MeanTokenRecorder(self.modules)
             self.features(images, recorder)
             for block, tokens in means.items():

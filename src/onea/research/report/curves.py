@@ -212,7 +212,7 @@ def name_tasks(axes: Any, record: Record, width: float) -> None:
     seen = [round(n, 1) for n in accumulate(record["stream"]["sizes"])]
     tasks = range(1, len(names) + 1)
     if len(names) > MAX_NAMED_TASKS:
-        shown = style.round_numbers(len(names), max(3, int(width / 0.75)))
+        shown = style.tick_positions(len(names), max(3, int(width / 0.75)))
         axes.set_xticks(shown, [f"{t}\n{seen[t - 1]:g}" for t in shown])
         axes.set_xlabel("task (above) and classes seen after it (below)")
     elif max(map(len, names)) * LETTER * len(names) <= width:

@@ -76,7 +76,7 @@ def matrix_panels(records: Sequence[Record], width: float = WIDTH) -> Figure:
             matrix = record["metrics"]["matrix"]
             steps = len(matrix)
             image = _heat_map(axes, matrix, 0, 100)
-            ticks = style.round_numbers(steps, 6)
+            ticks = style.tick_positions(steps, 6)
             for set_ticks in (axes.set_xticks, axes.set_yticks):
                 set_ticks([t - 1 for t in ticks], [str(t) for t in ticks])
             columns = int((panel_width - 0.5) / LETTER / 1.25)
@@ -103,7 +103,7 @@ def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
         turn = {} if upright else {"rotation": 50, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(steps), names, parse_math=False, **turn)
     else:
-        shown = style.round_numbers(steps, 9)
+        shown = style.tick_positions(steps, 9)
         for set_ticks in (axes.set_xticks, axes.set_yticks):
             set_ticks([t - 1 for t in shown], [str(t) for t in shown])
     axes.set_xlabel("after learning task")

@@ -125,7 +125,7 @@ def _task_bars(axes: Any, sizes: Sequence[int], colours: Sequence[Any]) -> None:
     margin = 0.7 if len(sizes) > 3 else 1.6  # keeps one or two bars narrow
     axes.set_xlim(1 - margin, len(sizes) + margin)
     axes.set_ylim(0, _head_room(axes, sizes))
-    axes.set_xticks(style.round_numbers(len(sizes), len(sizes) if len(sizes) <= MAX_TICKS else 8))
+    axes.set_xticks(style.tick_positions(len(sizes), len(sizes) if len(sizes) <= MAX_TICKS else 8))
     axes.tick_params(axis="x", length=0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.grid(axis="y")
@@ -144,7 +144,7 @@ def _class_bars(axes: Any, sizes: Sequence[int], images: Sequence[int], colour: 
         axes.annotate(str(count), (x, count), (shift, 5), textcoords="offset points", ha=side, fontsize=8.5)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, _head_room(axes, images))
-    axes.set_xticks(style.round_numbers(len(images), 8))
+    axes.set_xticks(style.tick_positions(len(images), 8))
     axes.grid(axis="y")
 
 

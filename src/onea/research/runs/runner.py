@@ -126,7 +126,7 @@ def _start_or_resume(config: RunConfig, folder: Path, progress: Progress, adapte
     feature_cache = FeatureCache(prepared.test.rows, max_bytes)
     for index in range(len(record["correct"]), prepared.stream.tasks):
         _learn_and_evaluate(index, prepared, runtime, record, feature_cache)
-        if runtime.processes.first:
+        if runtime.processes.is_main:
             save_checkpoint(folder, record, prepared.method.state_dict())
         runtime.processes.wait()
         runtime.progress.end_task(index, record["metrics"]["A"][-1])  # after the checkpoint
@@ -206,7 +206,7 @@ def _learn_and_evaluate(
     started = time.perf_counter()
     report = method.learn(task)
     learned = time.perf_counter()
-    runtime.progress.note("evaluating")
+    runtime.progress.start_phase("evaluating")
     seen = predict_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, feature_cache)
     evaluated = time.perf_counter()  # without --open-set, so that times of runs with and without it are comparable
 
