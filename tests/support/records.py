@@ -15,6 +15,7 @@ from onea.merging.analysis import analyse
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
 from onea.metrics import summarise
+from onea.research.record import FORMAT
 
 Record = dict[str, Any]
 NINE = (4, 11, 2, 9, 1, 6, 5, 8, 4)
@@ -46,7 +47,7 @@ def record(
         for t in range(steps)
     ]
     return {
-        "format": 1,
+        "format": FORMAT,
         "status": "finished" if steps == len(sizes) else "running",
         "config": {"method": method, "data": "toy", "seed": seed, "gamma": 0.01, "tasks": None, "options": {}},
         "data": {

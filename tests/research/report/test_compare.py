@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import glob
 import io
-import json
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 from onea.errors import OneaError
 from onea.presentation.tables import Table, fit_terminal
 from onea.research.cli.report import compare as command
+from onea.research.record import write_record
 from onea.research.record_metrics import metric
 from onea.research.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.research.report.compare import compare
@@ -163,7 +163,7 @@ def write(folder: Path, records: list[Record]) -> None:
     for made in records:
         place = folder / f"{made['config']['method']}-{made['config']['seed']}"
         place.mkdir(parents=True)
-        (place / "record.json").write_text(json.dumps(made))
+        write_record(place, made)
 
 
 def call(*arguments: str) -> Any:

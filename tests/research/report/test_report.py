@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from support.records import NAMES, NINE, Reader, Record, method_lines, record
 from onea.errors import OneaError
 from onea.presentation.tables import markdown
 from onea.research.cli.demo import _prepare_folder
+from onea.research.record import write_record
 from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, spread
@@ -252,7 +252,7 @@ def test_a_fresh_demo_deletes_its_own_runs_and_nothing_else(tmp_path: Path) -> N
     ours, foreign, stray = tmp_path / "one-a", tmp_path / "simplecil", tmp_path / "running-mean"
     for folder, method in ((ours, "one-a"), (foreign, "ties")):
         folder.mkdir()
-        (folder / "record.json").write_text(json.dumps(record(method)))
+        write_record(folder, record(method))
         (folder / "state-009.safetensors").write_bytes(b"")
         (folder / "thesis.txt").write_text("keep me")
     stray.mkdir()

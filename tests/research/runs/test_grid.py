@@ -148,7 +148,7 @@ def test_other_and_damaged_files_are_skipped(quick, store):
     (store.root / "notes.txt").write_text("mine")
     (store.root / "e" / "record.json").mkdir(parents=True)
     assert list(store.records()) == [record]
-    for content in ("not JSON", '{"format": 1}', json.dumps(record | {"config": quick(2).identity()})):
+    for content in ("not JSON", '{"format": 2}', json.dumps(record | {"config": quick(2).identity()})):
         (store.folder(quick()) / "record.json").write_text(content)
         assert store.find(quick()) is None
         assert "delete" in str(store.failure(quick()))
