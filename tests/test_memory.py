@@ -106,10 +106,10 @@ def test_a_service_answers_507_and_goes_on(shop, tiny_images, monkeypatch, place
             short.setattr(place, name, fail)
             answer = client.post("/predict?on_bad=skip", files=form([png()]))
             assert answer.status_code == 507, answer.text
-            assert answer.json()["detail"].startswith("The service has too little memory for this; send fewer")
+            assert answer.json()["detail"].startswith("The service does not have enough memory for this; send fewer")
             taught = client.post("/learn?on_bad=skip", data={"class": "plum"}, files=form(photos), headers=TEACHER)
             if taught.status_code == 202:
-                assert "too little memory" in job_end(client, taught)["detail"]
+                assert "not have enough memory" in job_end(client, taught)["detail"]
             else:
                 assert taught.status_code == 507, taught.text
         assert folder_hash(shop) == before

@@ -152,7 +152,7 @@ def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
-        raise OneaError(f"{path} is a symbolic link; replace it by the file or folder that it points to.")
+        raise OneaError(f"{path} is a symbolic link; replace it with the file or folder that it points to.")
     if not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
         raise OneaError(f"{path} is not a plain {'folder' if folder else 'file'}; remove it or restore it from a copy.")
     return status
@@ -201,7 +201,7 @@ def gunzip(content: bytes, max_bytes: int = _MAX_BYTES) -> bytes:
     except (EOFError, OSError, zlib.error):
         raise ValueError("not gzip") from None
     if len(decompressed) > max_bytes:
-        raise ValueError(f"more than {max_bytes:,} bytes are in it")
+        raise ValueError(f"more than {max_bytes:,} bytes uncompressed")
     return decompressed
 
 

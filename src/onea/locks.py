@@ -71,7 +71,7 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
     except NotImplementedError as error:  # raised by filelock if the file system has no locks
-        raise OneaError(f"The file system of {path.parent} has no locks; {remedy}.") from error
+        raise OneaError(f"The file system of {path.parent} does not support locks; {remedy}.") from error
     except OSError as error:
         raise write_error(path.parent, len(_signature()), error, remedy) from error
     try:

@@ -145,7 +145,7 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> Floats:
     """
     table = np.asarray(matrix, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise OneaError(f"An accuracy matrix is square, not {table.shape}; give one row and one column per task.")
+        raise OneaError(f"An accuracy matrix must be square, not {table.shape}; give one row and one column per task.")
     last = len(table) - 1
     return np.array([table[j, j:last].max() - table[j, last] for j in range(last)], dtype=np.float64)
 
@@ -184,7 +184,7 @@ def balanced_accuracy(correct_per_class: npt.ArrayLike, total_per_class: npt.Arr
     hits, images = _pair(correct_per_class, total_per_class)
     tested = images > 0
     if not tested.any():
-        raise OneaError("No class has a test image, so there is no accuracy; give at least one class some.")
+        raise OneaError("No class has a test image, so there is no accuracy; add test images for at least one class.")
     return float((100.0 * hits[tested] / images[tested]).mean())
 
 

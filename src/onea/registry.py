@@ -52,7 +52,7 @@ class Registry:
         ['disc', 'square']
         """
         if isinstance(self.names.get(name, value), str):
-            raise OneaError(f"The {self.kind} '{name}' exists already; choose another name.")
+            raise OneaError(f"The {self.kind} '{name}' already exists; choose another name.")
         self.names[name] = value
 
     def load(self, name: str) -> Any:

@@ -275,7 +275,7 @@ def test_models_refuse_the_folder_of_a_run(onea, arguments, tiny_images):
     before = folder_hash(Path("a"))
     code, _, err = onea("teach", "a", str(tiny_images / "train"))
     assert code == 2
-    assert err == "onea: a is not empty and holds no model; choose another folder.\n"
+    assert err == "onea: a is not empty and contains no model; choose another folder.\n"
     assert folder_hash(Path("a")) == before
 
 

@@ -261,7 +261,7 @@ def spoil(kind: str, root: Path) -> str:
         return "more than 300 megapixels"
     if kind == "one image":
         good(bad, 1)
-        return "Class 'bad' has one image"
+        return "Class 'bad' has only one image"
     if kind == "mixed case":
         good(root / "Fine")
         return "only in case"
@@ -352,7 +352,9 @@ def test_folders_of_class_folders_are_reported(onea, tiny_vit, tiny_images):
 def test_a_class_name_that_is_no_folder_name_is_reported(onea, shop, name):
     code, out, _ = onea("rename", "shop.onea", "class00", name)
     assert code == 0
-    assert f"'{name}' is no valid folder name everywhere: teach photos of this class together with their labels" in out
+    assert (
+        f"'{name}' is not a valid folder name everywhere: teach photos of this class together with their labels" in out
+    )
     assert "folder name" not in onea("rename", "shop.onea", name, "zero")[1]
 
 
@@ -419,18 +421,21 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
         (["teach", "shop.onea", "photos", "--epochs", "9"], "leave out --epochs"),
         (["teach", "shop.onea", "photos", "--on-bad", "x"], "choose fail or skip"),
         (["teach", "shop.onea", "photos", "--unknown", "2"], "unknown is 2"),
-        (["teach", "photos", "photos"], "holds no model"),
-        (["teach", "photos/new.onea", "photos"], "photos/new.onea lies in photos, where every folder counts as photos"),
-        (["teach", "shop.onea", "--background", "."], "shop.onea lies in ., where every folder counts as photos"),
+        (["teach", "photos", "photos"], "contains no model"),
+        (
+            ["teach", "photos/new.onea", "photos"],
+            "photos/new.onea is inside photos, where every folder is read as photos",
+        ),
+        (["teach", "shop.onea", "--background", "."], "shop.onea is inside ., where every folder is read as photos"),
         (["predict", "shop.onea", "nowhere.png"], "there is no such file): check the path.\n"),
         (
             ["predict", "shop.onea", "nowhere.png", "photos"],
             "(nowhere.png: there is no such file): check the path or pass --on-bad skip.\n",
         ),
-        (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
+        (["predict", "shop.onea", "photos", "--json", "--csv"], "cannot be combined"),
         (["predict", "shop.onea", "photos", "--top", "0"], "must be at least 1"),
         (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
-        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "too few to guarantee"),
+        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "cannot be guaranteed with only"),
         (["predict", "nowhere.onea", "photos"], "does not exist"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.2", "--unknown", "0.3"], "one number and one folder"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.7"], "between 0 (never) and 0.5"),
@@ -449,7 +454,7 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
         (["evaluate", "shop.onea", "photos/fine"], "so the images have no class: put the images of each class into"),
         (["evaluate", "shop.onea", "photos/fine/0.png"], "0.png is a file; give a folder with one folder of images"),
         (["evaluate", "shop.onea", "nowhere"], "nowhere does not exist; give a folder with one folder of images for"),
-        (["history", "photos"], "holds no model"),
+        (["history", "photos"], "contains no model"),
         (["undo", "nowhere.onea"], "does not exist"),
         (["forget", "shop.onea", "class0"], "did you mean"),
         (["rename", "shop.onea", "class00", "class01"], "already has a class"),

@@ -192,7 +192,7 @@ def test_wrong_requests_are_refused(tmp_path):
     refused("does not include its number of classes", a, a, classes=None)
     refused("Unknown operator 'tis'; did you mean 'ties'", a, a, operator="tis")
     refused("Unknown option 'densty'; did you mean 'density'", a, a, operator="ties", options={"densty": 1})
-    refused("exists already", a, a, out=a)
+    refused("already exists", a, a, out=a)
     refused("for LoRA folders", a, a, rank=2)
     refused("at least 1", a, a, rank=0)
     refused(r"name it out\.safetensors", a, a, out=tmp_path / "out")
@@ -206,7 +206,7 @@ def test_wrong_files_are_refused(tmp_path):
     torch.save({"w": torch.ones(1)}, pickled)
     refused("is damaged or not safetensors", a, damaged)
     refused("has no tensors", a, empty)
-    refused("other formats are not opened", a, pickled)
+    refused("other formats are not supported", a, pickled)
     refused("cannot be read", a, tmp_path / "none.safetensors")
     refused("not weights", a, write_matrices(tmp_path / "i.safetensors", 2, step=torch.tensor([1])))
     refused("only on the new side", a, write_matrices(tmp_path / "m.safetensors", 2, more=torch.ones(1)))
@@ -236,7 +236,7 @@ def test_third_party_operators_get_only_mergeable_sides(tmp_path, monkeypatch):
 
 def test_a_result_that_overflows_its_dtype_is_refused(tmp_path):
     large = [write_matrices(tmp_path / f"{n}.safetensors", n, more=torch.full((3, 3), 6e4).half()) for n in (1, 2)]
-    words = "numbers that float16 cannot hold; save its inputs as float32"
+    words = "numbers too large for float16; save its inputs as float32"
     refused(words, *large, operator="iso-c")
     loras = [write_lora(tmp_path / name, seed, lora_alpha=1e8) for seed, name in enumerate("ab")]
     for folder in loras:
@@ -292,7 +292,7 @@ def test_loras_with_odd_tensors_are_refused(tmp_path):
         "not a LoRA factor of a linear layer": tensors | {"base_model.model.head.weight": torch.ones(2, 2)},
         "only one of the two factors": {k: v for k, v in tensors.items() if k != f"{query}.lora_A.weight"},
         f"Only {re.escape(str(a))} adapts '{query}'": {k: v for k, v in tensors.items() if query not in k},
-        "holds no LoRA factors": {},
+        "contains no LoRA factors": {},
         "shapes": tensors | {f"{value}.lora_B.weight": torch.ones(5, 3)},
     }
     for words, changed in cases.items():

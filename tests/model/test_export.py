@@ -267,7 +267,7 @@ def test_a_folder_is_no_file_to_write(model, tmp_path):
 def test_only_an_earlier_export_is_replaced(model, tmp_path):
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(b"a photo")
-    with pytest.raises(OneaError, match=r"photo\.jpg is there already and is no \.pt2 file; choose another place"):
+    with pytest.raises(OneaError, match=r"photo\.jpg already exists and is not a \.pt2 file; choose another place"):
         export(model, "torch", photo)
     assert photo.read_bytes() == b"a photo"
 

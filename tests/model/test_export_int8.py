@@ -77,7 +77,7 @@ def test_eight_bits_are_of_the_network_alone(model, tiny_images, tmp_path, monke
 def test_a_file_that_loses_too_much_is_not_written(model, tiny_images, tmp_path, monkeypatch):
     onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MIN_AGREEMENT", 1.01)
-    with pytest.raises(OneaError, match=r"In eight bits .* of 18 photos .* so no file was written"):
+    with pytest.raises(OneaError, match=r"int8 lowers the accuracy on 18 photos .* so no file was written"):
         export(model, "onnx", tmp_path / "small.onnx", precision="int8", check=tiny_images / "test")
     assert not list(tmp_path.iterdir())
 

@@ -54,14 +54,14 @@ def test_a_file_that_no_export_made_stays(description, tmp_path):
     path.write_bytes(b"somebody's model")
     if description is not None:
         (tmp_path / "shop.onnx.json").write_text(description)
-    with pytest.raises(OneaError, match=r"shop\.onnx is there already and is no file of an earlier export"):
+    with pytest.raises(OneaError, match=r"shop\.onnx already exists and is not from an earlier export"):
         check_path(path, "onnx", FACTS, force=False)
     check_path(path, "onnx", FACTS, force=True)
 
 
 def test_somebodys_json_stays(tmp_path):
     (tmp_path / "shop.onnx.json").write_text('{"mine": 1}')
-    with pytest.raises(OneaError, match=r"shop\.onnx\.json is there already and is no file of an earlier export"):
+    with pytest.raises(OneaError, match=r"shop\.onnx\.json already exists and is not from an earlier export"):
         check_path(tmp_path / "shop.onnx", "onnx", FACTS, force=False)
 
 

@@ -48,7 +48,7 @@ def test_the_folder_notes_the_name_without_alias(shop):
 
 @pytest.mark.parametrize("other", [{"sha256": EMBEDDED[DEFAULT]}, {"sha256": "0" * 64}, {"name": DEFAULT}])
 def test_no_network_stands_for_another(other, shop):
-    with pytest.raises(OneaError, match="holds other weights"):
+    with pytest.raises(OneaError, match="are not those of"):
         product.load(taught_with(shop, **other))
 
 

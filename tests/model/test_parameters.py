@@ -125,7 +125,7 @@ def test_a_folder_is_taught_on_by_the_preset_that_it_was_made_with(tiny_vit, tin
     path, photos = tmp_path / "m.onea", tiny_images / "train"
     teach_folder(path, photos, None, {"backbone": tiny_vit, "epochs": 1}, MACHINE, "fail")
     assert teach_folder(path, photos, None, {"preset": "auto"}, MACHINE, "fail").version == 2
-    with pytest.raises(OneaError, match="was made with preset auto; leave out preset="):
+    with pytest.raises(OneaError, match="was created with preset auto; leave out preset="):
         teach_folder(path, photos, None, {"preset": "thorough"}, MACHINE, "fail")
-    with pytest.raises(OneaError, match="was made without image_size; leave out image_size="):
+    with pytest.raises(OneaError, match="was created without image_size; leave out image_size="):
         teach_folder(path, photos, None, {"image_size": 42}, MACHINE, "fail")

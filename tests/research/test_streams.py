@@ -213,7 +213,7 @@ def test_sizes_written_by_hand() -> None:
         (lambda: parse_sizes(""), "at least one task"),
         (lambda: parse_sizes("3,0,2"), "cannot have 0 classes"),
         (lambda: parse_sizes("3,2", 6), "add up to 5 but there are 6 classes; add 1"),
-        (lambda: parse_sizes("3,2", 4), "add up to 5 but there are 4 classes; take away 1"),
+        (lambda: parse_sizes("3,2", 4), "add up to 5 but there are 4 classes; remove 1"),
         (lambda: long_tailed(500, 10, 0), "mu .* cannot be 0"),
         (lambda: long_tailed(500, 10, 2), "mu .* cannot be 2"),
         (lambda: long_tailed(0, 10), "n_max must be at least 1"),

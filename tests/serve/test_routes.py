@@ -253,7 +253,7 @@ def test_an_unseen_version_is_not_changed(client, shop, tiny_images, replaced, c
     else:
         refused = client.post("/undo", headers=TEACHER)
     assert refused.status_code == 409
-    assert refused.json()["detail"].startswith("shop.onea was changed by another process (its version is 1 now)")
+    assert refused.json()["detail"].startswith("shop.onea was changed by another process and is now at version 1")
     assert folder_hash(shop) == before
     assert known(client) == ["fig", "plum"], "now everybody can see it"
     report = job_end(client, client.post("/learn", content=class_zip(tiny_images, 5), headers=ZIP))

@@ -246,7 +246,7 @@ class ModelKilling(Killing):
         try:
             model = onea.load(self.folder, threads=1).snapshot()
         except OneaError as error:
-            if self.from_nothing and ("holds no model" in str(error) or "does not exist" in str(error)):
+            if self.from_nothing and ("contains no model" in str(error) or "does not exist" in str(error)):
                 return None
             raise
         return model.version, model.classes, model.predict_proba(self.images / "test").tobytes()

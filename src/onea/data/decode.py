@@ -111,7 +111,7 @@ def read_image(
         opened = _opened(Path(source), limit)
     with opened as image:
         if untrusted and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MAX_SCANS:
-            raise BadImage(name, f"it has more than {_MAX_SCANS} scans, each as much work as an image")
+            raise BadImage(name, f"it has more than {_MAX_SCANS} scans, each as expensive to decode as an image")
         if min_side is not None:
             image.draft(None, (2 * min_side, 2 * min_side))
         image.load()

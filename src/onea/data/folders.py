@@ -121,7 +121,7 @@ def read_tree(path: Path) -> ClassTree:
     inside = {folder: _list(folder) for folder in top.folders}
     if not inside:
         raise NoClassFoldersError(
-            f"There are no class folders in {path}: make one folder for each class and put its images in."
+            f"There are no class folders in {path}: make one folder for each class and put its images there."
         )
     if not any(listing.folders for listing in inside.values()):
         return ClassTree(
@@ -164,7 +164,9 @@ def _read_list(path: Path) -> ImagesByClass:
         if not file.is_file():
             raise OneaError(f"Line {number} of {path}: there is no file {file}; correct the line or remove it.")
         if file in line_of:
-            raise OneaError(f"Line {number} of {path} repeats the file of line {line_of[file]}: remove one of the two.")
+            raise OneaError(
+                f"Line {number} of {path} lists the same file as line {line_of[file]}: remove one of the two."
+            )
         line_of[file] = number
         images.setdefault(label, []).append(ImageFile(file, name))
     if not images:
@@ -182,9 +184,7 @@ def _lines(path: Path) -> list[str]:
     except FileNotFoundError:
         raise MissingData(f"There is no list file {path}: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.") from None
     except UnicodeDecodeError:
-        raise OneaError(
-            f"{path} is not a text file in UTF-8: save it as one, with 'path label' on each line."
-        ) from None
+        raise OneaError(f"{path} is not a UTF-8 text file: save it as one, with 'path label' on each line.") from None
     except OSError as error:
         raise OneaError(f"Cannot read the list {path}: {error.strerror}.") from None
 
@@ -244,7 +244,7 @@ def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
             "use <class>/<image> or <task>/<class>/<image> throughout."
         )
     if not inside.files:
-        raise OneaError(f"Class folder {folder} is empty: put its images in, or remove the folder.")
+        raise OneaError(f"Class folder {folder} is empty: add its images, or remove the folder.")
     below = folder.relative_to(root).as_posix()
     return [ImageFile(file, f"{below}/{file.name}") for file in inside.files]
 
@@ -266,7 +266,7 @@ def _check_only_groups(inside: dict[Path, _Listing]) -> None:
                 "use <class>/<image> or <task>/<class>/<image> throughout."
             )
         if not listing.folders:
-            raise OneaError(f"Class folder {folder} is empty: put its images in, or remove the folder.")
+            raise OneaError(f"Class folder {folder} is empty: add its images, or remove the folder.")
 
 
 def _check_same_groups(train: ClassTree, test: ClassTree, train_name: str, test_name: str) -> None:

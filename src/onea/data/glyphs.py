@@ -108,7 +108,7 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
         OneaError: for an unknown name, or when the cache folder cannot be written.
     """
     if name not in PLANS:
-        raise OneaError(f"There is no embedded dataset '{name}': {did_you_mean(name, PLANS)}")
+        raise OneaError(f"Unknown embedded dataset '{name}': {did_you_mean(name, PLANS)}")
     plan = PLANS[name]
     pixels = _read(plan, cache) if cache is not None else None
     if pixels is None:

@@ -144,7 +144,7 @@ def read_source(path: Path) -> Source:
     if path.is_dir():
         return _read_lora_folder(path)
     if path.suffix != ".safetensors":
-        raise OneaError(f"{path} is not a .safetensors file or a LoRA folder; other formats are not opened.")
+        raise OneaError(f"{path} is not a .safetensors file or a LoRA folder; other formats are not supported.")
     tensors, digest = _read_tensors(path)
     description: dict[str, Any] = {"path": str(path), "kind": "matrices", "sha256": digest}
     if "prototypes" in tensors and "merged" in tensors and (adapter := select_prefix(_ADAPTER_PREFIX, tensors)):
@@ -211,12 +211,12 @@ def _check_request(
     if rank is not None and rank < 1:
         raise OneaError(f"rank is {rank}; it must be at least 1.")
     if not out.name:
-        raise OneaError("The result needs a name; write -o merged.safetensors.")
+        raise OneaError("The output needs a name; add -o merged.safetensors.")
     for path in (*inputs, out, _card_path(out)):
         check_path(path)
     for path in (out, _card_path(out)):
         if path.exists():
-            raise OneaError(f"{path} exists already; delete it or choose another name.")
+            raise OneaError(f"{path} already exists; delete it or choose another name.")
 
 
 def _check_result(first: Source, out: Path, rank: int | None) -> None:

@@ -66,7 +66,7 @@ def read_lora(folder: Path, tensors: Tensors) -> Lora:
         factors.setdefault(match[1], {})[match[2]] = tensor
     deltas = {module: _delta(folder, config, module, pair) for module, pair in factors.items()}
     if not deltas:
-        raise OneaError(f"{folder} holds no LoRA factors; there is nothing to merge.")
+        raise OneaError(f"{folder} contains no LoRA factors; there is nothing to merge.")
     return Lora(config, next(iter(tensors.values())).dtype, deltas)
 
 

@@ -35,7 +35,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if min(dataclasses.astuple(self)) < 0 or not self.accumulated_classes + self.new_classes > 0:
-            raise OneaError(f"{self} is impossible; no number may be negative, and one side must have a class.")
+            raise OneaError(f"{self} is invalid; no number may be negative, and one side must have a class.")
 
     @classmethod
     def from_counts(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
@@ -151,7 +151,7 @@ def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]
             raise OneaError(f"Cannot merge '{name}': it holds no numbers (shape {tuple(left.shape)}); leave it out.")
         for side, tensor in (("accumulated", left), ("new", right)):
             if not torch.isfinite(tensor).all():
-                raise OneaError(f"Cannot merge '{name}': the {side} side holds a NaN or infinity; retrain it.")
+                raise OneaError(f"Cannot merge '{name}': the {side} side contains NaN or infinity; retrain it.")
 
 
 def check_no_overflow(tensors: Mapping[str, Tensor]) -> None:
@@ -159,7 +159,7 @@ def check_no_overflow(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise OneaError(f"The merged '{name}' has numbers that {kind} cannot hold; save its inputs as float32.")
+            raise OneaError(f"The merged '{name}' has numbers too large for {kind}; save its inputs as float32.")
 
 
 def is_matrix(tensor: Tensor) -> bool:

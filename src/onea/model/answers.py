@@ -204,7 +204,7 @@ class Snapshot:
         if rate < lowest:
             images = plural(len(self.state.held_out_signals), "image", "images")
             raise OneaError(
-                f"unknown is {rate:g}, which {images} held out are too few to guarantee; give "
+                f"unknown is {rate:g}, which cannot be guaranteed with only {images} held out; choose "
                 f"{math.ceil(1000 * lowest) / 1000:g} or more, or teach more images."
             )
 
@@ -235,7 +235,7 @@ class Snapshot:
     def answers_from(self, batch: DecodedImages, scores: Scores, k: int = 5) -> list[Answer]:
         """The full prediction for each image, from its scores."""
         if k < 1:
-            raise OneaError(f"k is {k}; ask for at least one class.")
+            raise OneaError(f"k is {k}; it must be at least 1.")
         probabilities = self.probabilities(scores)
         order = _rank(scores.scores)[:, : max(k, _MAX_CANDIDATES)]
         best = probabilities.classes.gather(1, order).tolist()
@@ -265,7 +265,7 @@ class Snapshot:
         """Scores and familiarity from features."""
         scores = self.scorer(features)
         if not bool(scores.isfinite().all()):
-            raise OneaError("The model's scores are not finite, so it is damaged; go back with undo.")
+            raise OneaError("The model is damaged: its scores are not finite; restore an earlier version with undo.")
         return Scores(scores, self.familiarity(features, scores))
 
     def probabilities(self, scores: Scores) -> Distribution:

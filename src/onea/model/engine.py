@@ -82,9 +82,9 @@ class Engine:
         """Raise an error if a model was taught with another network."""
         if self.vit.digest != backbone["sha256"]:
             raise OneaError(
-                f"Backbone '{self.vit.name}' holds other weights (sha256 {short_digest(self.vit.digest)}) than "
-                f"'{backbone['name']}' that the model was taught with ({short_digest(backbone['sha256'])}); give it "
-                'with backbone="...".'
+                f"The weights of backbone '{self.vit.name}' (sha256 {short_digest(self.vit.digest)}) are not those of "
+                f"'{backbone['name']}' that the model was taught with ({short_digest(backbone['sha256'])}); pass that "
+                'file as backbone="...".'
             )
 
     def adapters(self, state: State) -> Adapters:
@@ -168,7 +168,7 @@ def locate_backbone(backbone: Mapping[str, Any], folder: Path) -> str:
     path = remembered_file(backbone["sha256"]) or (beside if beside.is_file() else None)
     if path is None:
         raise OneaError(
-            f"The network of {folder} is the file {name} (sha256 {short_digest(backbone['sha256'])}), which is not "
-            'where it was last used on this machine; put it beside the model folder, or give it with backbone="...".'
+            f"{folder} needs the backbone file {name} (sha256 {short_digest(backbone['sha256'])}), which is not where "
+            'it was last used on this machine; put it next to the model folder, or pass its path as backbone="...".'
         )
     return str(path)

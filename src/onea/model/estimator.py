@@ -129,7 +129,7 @@ class OneA(VersionedModel, Parameters):
             if name not in names:
                 raise OneaError(f"Unknown parameter '{name}'; {did_you_mean(name, names)}")
             if self._snapshot and name in FIXED and value not in self._allowed_values(name):
-                raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
+                raise OneaError(f"{name} cannot change after the model was taught; create a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn expects errors from fit
             check_params(self.get_params() | params)
             check_integer_labels(self._snapshot.classes, self._snapshot.state.integer_labels, params.get("unknown"))
@@ -149,7 +149,7 @@ class OneA(VersionedModel, Parameters):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._snapshot is not None:
-            raise OneaError("A model is not pickled; use save(path) and onea.load(path).")
+            raise OneaError("A taught model cannot be pickled; use save(path) and onea.load(path).")
         return self.get_params()  # so that other processes can fit it
 
     def __setstate__(self, params: dict[str, Any]) -> None:

@@ -301,15 +301,15 @@ def check_path(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> No
     if path.is_dir():
         raise OneaError(f"{path} is a folder; name a file in it, such as {path / 'model'}{ending}.")
     if not force and path.exists() and path.suffix != ending:
-        raise OneaError(f"{path} is there already and is no {ending} file; {_FORCE}.")
+        raise OneaError(f"{path} already exists and is not a {ending} file; {_FORCE}.")
     if not force and (path.exists() or description.exists()):
         earlier = _read_description(description)
         if earlier is None:
-            there = path if path.exists() else description
-            raise OneaError(f"{there} is there already and is no file of an earlier export; {_FORCE}.")
+            existing = path if path.exists() else description
+            raise OneaError(f"{existing} already exists and is not from an earlier export; {_FORCE}.")
         for name in _KIND_FACTS:
             if earlier[name] != facts[name]:
-                raise OneaError(f"{path} is there already, and its {name} is {earlier[name]}; {_FORCE}.")
+                raise OneaError(f"{path} already exists, and its {name} is {earlier[name]}; {_FORCE}.")
     check_writable(path.parent)
 
 

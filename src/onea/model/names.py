@@ -93,17 +93,17 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
     >>> check_names(["apple"], ["apple", "pear"])
     >>> check_names(["Apple"], ["apple"])
     Traceback (most recent call last):
-    onea.errors.OneaError: Class 'Apple' differs from 'apple' only in case or accents' encoding; use one of the two.
+    onea.errors.OneaError: Class 'Apple' differs from 'apple' only in case or accent encoding; use one of the two.
     """
     seen = {normalized(name): name for name in known}
     for name in names:
         if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _MAX_CHARS:
             raise OneaError(
-                f"{name[:_MAX_CHARS]!r} cannot be a class name; use 1 to {_MAX_CHARS} printable characters, no space "
-                "at either end."
+                f"{name[:_MAX_CHARS]!r} cannot be a class name; use 1 to {_MAX_CHARS} printable characters, without "
+                "spaces at either end."
             )
         if _UNDECODABLE in name and name not in seen.values():
-            raise OneaError(f"'{name}' cannot be a class name, it was garbled on its way here; send it in UTF-8.")
+            raise OneaError(f"'{name}' cannot be a class name, because it was not valid UTF-8; send it in UTF-8.")
         if normalized(name) == UNKNOWN:
             raise OneaError(f"A class cannot be called '{name}', which is predicted for unknown images; rename it.")
         _check_spelling(name, seen.setdefault(normalized(name), name))
@@ -115,7 +115,7 @@ def check_spelling(names: Iterable[str], known: Iterable[str]) -> None:
     >>> check_spelling(["apple", "plum"], ["apple", "pear"])
     >>> check_spelling(["Pear"], ["apple", "pear"])
     Traceback (most recent call last):
-    onea.errors.OneaError: Class 'Pear' differs from 'pear' only in case or accents' encoding; use one of the two.
+    onea.errors.OneaError: Class 'Pear' differs from 'pear' only in case or accent encoding; use one of the two.
     """
     seen = {normalized(name): name for name in known}
     for name in names:
@@ -133,7 +133,7 @@ def is_folder_name(name: str) -> bool:
 
 def _check_spelling(name: str, other: str) -> None:
     if other != name:
-        raise OneaError(f"Class '{name}' differs from '{other}' only in case or accents' encoding; use one of the two.")
+        raise OneaError(f"Class '{name}' differs from '{other}' only in case or accent encoding; use one of the two.")
 
 
 def _to_python(label: Any) -> Any:

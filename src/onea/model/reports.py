@@ -143,7 +143,9 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
         return [_ERASED if "everywhere" in update else _NOT_ERASED]
     if update["kind"] == "rename":
         name = update["classes"][1]
-        folder = f"'{name}' is no valid folder name everywhere: teach photos of this class together with their labels"
+        folder = (
+            f"'{name}' is not a valid folder name everywhere: teach photos of this class together with their labels"
+        )
         return [] if is_folder_name(name) else [folder]
     if update["kind"] == "background":
         similar = update["resembling_known"]

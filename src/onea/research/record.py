@@ -134,7 +134,7 @@ def read_record_file(path: Path) -> Record:
             f"{path} is damaged ({reason}); restore it from a copy, or delete that folder to run it again."
         ) from reason
     if record.get("format") != FORMAT:
-        raise OneaError(f"{path} is not a record that this onea ({__version__}) reads; move it out of the way.")
+        raise OneaError(f"{path} is not a record that onea {__version__} reads; move it elsewhere.")
     return cast("Record", record)
 
 

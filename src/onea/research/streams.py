@@ -166,7 +166,9 @@ def make_stream(
     """
     _check_choice("kind", kind, get_args(Kind))
     if sizes and kind != "sizes":
-        raise OneaError(f"Task sizes were given to a stream of kind '{kind}'; drop them or choose the kind 'sizes'.")
+        raise OneaError(
+            f"Task sizes were given to a stream of kind '{kind}'; leave them out, or choose the kind 'sizes'."
+        )
     order = order or ("shuffled" if kind == "step" else "given")
     samples = _samples(long_tail, n_max, classes)
     if kind == "natural":
@@ -191,7 +193,7 @@ def _samples(mu: float | None, n_max: int | None, classes: int) -> tuple[int, ..
     if mu is None:
         return None
     if n_max is None:
-        raise OneaError("A long tail starts from the images of the commonest class; give n_max as well.")
+        raise OneaError("A long tail starts from the images of the most frequent class; give n_max as well.")
     return long_tailed(n_max, classes, mu)
 
 
@@ -211,7 +213,7 @@ def _check_groups(groups: Sequence[Group], classes: int) -> None:
         raise OneaError("This data has no natural groups; choose the kind 'step', 'balanced' or 'sizes' instead.")
     for group in groups:
         if not group.classes:
-            raise OneaError(f"The group '{group.name}' has no classes; drop it or give it some.")
+            raise OneaError(f"The group '{group.name}' has no classes; remove it, or add some.")
     counts = Counter(c for group in groups for c in group.classes)
     for c, count in counts.items():
         if count > 1:
@@ -223,12 +225,12 @@ def _check_groups(groups: Sequence[Group], classes: int) -> None:
     missing = [c for c in range(classes) if c not in counts]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise OneaError(f"Class {missing[0]}{more} is in no group; put every class into one.")
+        raise OneaError(f"Class {missing[0]}{more} is in no group; add every class to a group.")
 
 
 def _check_tasks(tasks: int | None, actual: int, source: str) -> None:
     if tasks is not None and tasks != actual:
-        raise OneaError(f"{tasks} tasks were asked for but there are {actual} {source}; drop the number of tasks.")
+        raise OneaError(f"{tasks} tasks were asked for but there are {actual} {source}; leave out the number of tasks.")
 
 
 def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:
@@ -313,7 +315,7 @@ def check_sizes(sizes: Sequence[int], classes: int) -> None:
     if sum(sizes) != classes:
         raise OneaError(
             f"The task sizes add up to {sum(sizes)} but there are {classes} classes; "
-            f"{'add' if sum(sizes) < classes else 'take away'} {abs(classes - sum(sizes))}."
+            f"{'add' if sum(sizes) < classes else 'remove'} {abs(classes - sum(sizes))}."
         )
 
 
@@ -327,7 +329,7 @@ def long_tailed(n_max: int, classes: int, mu: float = 0.1) -> tuple[int, ...]:
     _check_positive("classes", classes)
     if not 0 < mu <= 1:
         raise OneaError(
-            f"mu is the rarest class's share of the commonest one's images and cannot be {mu:g}; "
+            f"mu is the ratio of images of the rarest class to the most frequent one and cannot be {mu:g}; "
             "choose a number above 0 and up to 1."
         )
     last = max(classes - 1, 1)

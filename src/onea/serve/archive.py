@@ -15,7 +15,7 @@ from onea.data.folders import is_ignored, is_photo
 from onea.serve.problems import Problem
 from onea.serve.settings import MEGABYTE, Limits
 
-_LAYOUT = "make it of one folder of images for each class"
+_LAYOUT = "the zip must contain one folder of images for each class"
 _END_RECORD, _MAX_COMMENT = struct.Struct("<4s4H2LH"), 65_535
 _ZIP64_LOCATOR = b"PK\x06\x07"
 _ENTRY_BYTES = 1_000  # of one entry of the directory: its fields and a long name
@@ -92,7 +92,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
         if stat.S_ISLNK(entry.external_attr >> 16):
             raise Problem(422, f"{_shown(entry)} in the zip is a link; include the image itself.")
         if entry.flag_bits & _ENCRYPTED:
-            raise Problem(422, "The zip is encrypted; make it without a password.")
+            raise Problem(422, "The zip is encrypted; create it without a password.")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise Problem(422, f"{_shown(entry)} in the zip has an unsupported compression method; use deflate.")
         if entry.file_size > max(_ANY_RATIO_BYTES, limits.zip_ratio * entry.compress_size):
@@ -145,12 +145,12 @@ def _shown(entry: zipfile.ZipInfo) -> str:
 
 
 def _damaged(entry: zipfile.ZipInfo) -> Problem:
-    return Problem(422, f"{_shown(entry)} in the zip is damaged; make the zip again.")
+    return Problem(422, f"{_shown(entry)} in the zip is damaged; create the zip again.")
 
 
 def _not_a_zip() -> Problem:
-    return Problem(422, "This is not a zip, or it is damaged; make it again.")
+    return Problem(422, "This is not a zip, or it is damaged; create it again.")
 
 
 def _too_many(limits: Limits) -> Problem:
-    return Problem(413, f"The zip holds more than {limits.zip_entries:,} files; send several smaller ones.")
+    return Problem(413, f"The zip contains more than {limits.zip_entries:,} files; send several smaller ones.")

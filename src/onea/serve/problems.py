@@ -81,7 +81,9 @@ def unexpected(error: Exception) -> Problem:
     """The problem of too little memory, or of a bug: logged, and without details for the client."""
     if is_out_of_memory(error):
         log.error("out of memory: %s", error)
-        return Problem(507, "The service has too little memory for this; send fewer or smaller images, or try again.")
+        return Problem(
+            507, "The service does not have enough memory for this; send fewer or smaller images, or try again."
+        )
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     return Problem(500, "Internal error of the service; see its log.")
 

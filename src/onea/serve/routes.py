@@ -167,7 +167,7 @@ async def history(app: App) -> HistoryResponse:
 async def learn(request: Request, response: Response, app: App, on_bad: OnBadImage = "fail") -> TrainingJobReport:
     """Start a training job for new classes, or for more images of existing ones.
 
-    The request is validated before the response. The current version answers until the job is done. Follow the job at
+    The request is validated before the response. The present version answers until the job is done. Follow the job at
     `/learn/{id}/events`.
     """
     return await _start_job(request, response, app, on_bad)
@@ -230,7 +230,7 @@ async def forget(
 @_change_route("/rename", "Rename or merge classes", 422)
 async def rename(
     app: App,
-    old: Annotated[str, Query(description="Current name of the class.")],
+    old: Annotated[str, Query(description="Present name of the class.")],
     new: Annotated[str, Query(description="New name of the class.")],
     merge: Annotated[bool, Query(description="Merge the class into the existing class 'new'.")] = False,
 ) -> EditResponse:

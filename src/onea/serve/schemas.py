@@ -142,7 +142,7 @@ class HistoryResponse(BaseModel):
     """All updates of the model, oldest first."""
 
     version: int
-    kept: list[int] = Field(description="Versions on disk, oldest first; the last one is the current version.")
+    kept: list[int] = Field(description="Versions on disk, oldest first; the last one is the present version.")
     updates: list[dict[str, Any]]
 
 

@@ -79,7 +79,7 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response has been started
             self.transport.close()
             return
-        detail = "This is not HTTP/1.1, or its headers are too long; send it again, shorter."
+        detail = "This is not HTTP/1.1, or its headers are too long; correct it and send it again."
         response = problems.response(Problem(400, detail, {"Connection": "close"}))
         for event in (
             h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request"),

@@ -231,8 +231,8 @@ class Service:
         if id != self.present.state.id:
             self._load_present()
             raise OneaError(
-                f"{self.path} was changed by another process (its version is {self.present.state.version} now); look "
-                "at its classes and send this request again."
+                f"{self.path} was changed by another process and is now at version {self.present.state.version}; check "
+                "its classes and send the request again."
             )
 
     def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> None:

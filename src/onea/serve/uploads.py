@@ -269,7 +269,7 @@ def _form_problem(reason: str, max_files: int) -> Problem:
     if reason.startswith("Too many files"):
         return Problem(413, f"The form has more than {max_files} files; send several requests, or a zip to learn.")
     if reason.startswith(("Too many fields", "Part exceeded")):
-        return Problem(413, "The form has too many fields or too long ones; send images as files.")
+        return Problem(413, "The form has too many fields, or fields that are too long; send images as files.")
     return Problem(400, "The form cannot be read; send it as multipart/form-data with a boundary.")
 
 

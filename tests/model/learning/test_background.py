@@ -240,7 +240,7 @@ def test_taught_photos_are_no_background(model, files):
         OneaError, match=r"1 of 7 background images were taught as a class .*2\.png as 'class01'"
     ) as told:
         model.learn_background([*files["class04"], files["class01"][2]])
-    assert "take them out, or forget the class first" in str(told.value)
+    assert "remove them, or forget the class first" in str(told.value)
     assert model.version == 1
     model.forget("class01").learn_background([*files["class04"], files["class01"][2]])
 
@@ -281,7 +281,7 @@ def test_a_background_of_known_photos_is_refused_and_named(model, files):
     ) as told:
         model.learn_background(clear_photos(model, files))
     assert str(told.value).count(".png like ") == 3
-    assert "take them out, or teach them as a class." in str(told.value)
+    assert "remove them, or teach them as a class." in str(told.value)
     assert model.version == 1
 
 

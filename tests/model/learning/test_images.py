@@ -163,7 +163,7 @@ def test_what_is_no_photo_in_a_class_folder_is_left_out_and_told(tmp_path, files
     (tmp_path / "c").mkdir()
     (tmp_path / "c/notes.txt").write_text("soon")
     with pytest.raises(
-        OneaError, match=r"Class folder c in .* holds no photo: put its images in, or remove the folder"
+        OneaError, match=r"Class folder c in .* contains no photos: add its images, or remove the folder"
     ):
         read_labelled(tmp_path, None, SIDE)
 

@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_become_a_model_is_refused_before_training(no_train
     letters = tmp_path / "letters"
     letters.mkdir()
     (letters / "mum.txt").write_text("dear mum")
-    refused(letters, "is not empty and holds no model")
+    refused(letters, "is not empty and contains no model")
     lost = tmp_path / "lost.onea"
     (lost / "states/000004").mkdir(parents=True)
     refused(lost, r"has versions of a model \(000004\) and no model.json")

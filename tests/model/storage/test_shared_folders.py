@@ -91,7 +91,7 @@ def test_the_file_is_found_where_it_was(model, private, tmp_path, monkeypatch):
     assert onea.load(saved, device="cpu", threads=1).classes_.tolist() == wanted
     moved = private.rename(tmp_path / "moved.safetensors")
     with pytest.raises(
-        OneaError, match=r"is the file net\.safetensors \(sha256 .*\), which is not where it was last used"
+        OneaError, match=r"needs the backbone file net\.safetensors \(sha256 .*\), which is not where it was last used"
     ):
         onea.load(saved)
     assert onea.load(saved, backbone=str(moved), device="cpu", threads=1).classes_.tolist() == wanted
@@ -102,7 +102,7 @@ def test_on_another_machine_the_file_is_looked_for_beside_the_folder(model, priv
     saved = model.save(tmp_path / "models" / "shop.onea")
     wanted = model.predict_proba(tiny_images / "test")
     shutil.rmtree(cache_folder())
-    with pytest.raises(OneaError, match="put it beside the model folder, or give it with"):
+    with pytest.raises(OneaError, match="put it next to the model folder, or pass its path"):
         onea.load(saved)
     private.rename(saved.parent / private.name)
     loaded = onea.load(saved, device="cpu", threads=1)

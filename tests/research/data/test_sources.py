@@ -208,7 +208,7 @@ def test_layouts_that_are_refused(tmp_path: Path) -> None:
     )
     images(root / "cat", 2)
     (root / "dog").mkdir()
-    assert refusal(spec) == f"Class folder {root / 'dog'} is empty: put its images in, or remove the folder."
+    assert refusal(spec) == f"Class folder {root / 'dog'} is empty: add its images, or remove the folder."
     images(root / "dog" / "young", 2)
     assert refusal(spec).startswith(f"{root / 'cat'} holds files (0.png) while {root / 'dog'} holds folders: ")
     shutil.rmtree(root / "cat")
@@ -320,7 +320,7 @@ def test_lists_that_are_refused(tmp_path: Path) -> None:
     assert message("a.png 1\nnone.png 1\n") == (
         f"Line 2 of {train}: there is no file {tmp_path / 'none.png'}; correct the line or remove it."
     )
-    assert message("a.png 1\na.png 2\n").startswith(f"Line 2 of {train} repeats the file of line 1")
+    assert message("a.png 1\na.png 2\n").startswith(f"Line 2 of {train} lists the same file as line 1")
     assert message("# nothing\n").startswith(f"{train} lists no images")
     assert "leaves none for testing" in message("a.png 1\n")
     test.write_text("b.png 2\n")
@@ -330,7 +330,7 @@ def test_lists_that_are_refused(tmp_path: Path) -> None:
     assert refusal(f"list:{train},{test},{test}").endswith("give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     assert refusal(f"list:{train},").endswith("give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     train.write_bytes(b"\xff\xfe\x00 1\n")
-    assert "is not a text file in UTF-8" in refusal(f"list:{train}")
+    assert "is not a UTF-8 text file" in refusal(f"list:{train}")
     assert refusal(f"list:{tmp_path}").startswith(f"Cannot read the list {tmp_path}: ")
 
 

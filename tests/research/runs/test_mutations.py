@@ -230,5 +230,5 @@ def test_a_newer_record_is_not_called_damaged(trial_of):
     trial = trial_of("finished")
     record = json.loads((trial.fresh() / "record.json").read_bytes())
     (trial.path / "record.json").write_bytes(dump_with_checksum(record | {"format": 3}))
-    with pytest.raises(OneaError, match=r"is not a record that this onea .* reads; move it out of the way"):
+    with pytest.raises(OneaError, match=r"is not a record that onea .* reads; move it elsewhere"):
         trial.command()

@@ -52,14 +52,14 @@ def learn_background(
     if taught:
         raise OneaError(
             f"{len(taught):,} of {len(batch):,} background images were taught as a class "
-            f"({_examples(batch, taught, 'as')}); take them out, or forget the class first."
+            f"({_examples(batch, taught, 'as')}); remove them, or forget the class first."
         )
     features = model.engine.features(batch.pixels, model.adapters)
     resembling = clearly_known(model, features)
     if len(resembling) > max(_MAX_RESEMBLING, _MAX_RESEMBLING_SHARE * len(batch)):
         raise OneaError(
             f"{len(resembling):,} of {len(batch):,} background images clearly show a known class "
-            f"({_examples(batch, resembling, 'like')}); take them out, or teach them as a class."
+            f"({_examples(batch, resembling, 'like')}); remove them, or teach them as a class."
         )
     generator = seeds.generator(seed, state.next_update, "background")
     sampled = reservoir_sample(len(state.background), len(batch), state.background_images, MAX_FEATURES, generator)

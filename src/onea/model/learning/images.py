@@ -138,7 +138,7 @@ def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tu
     files = [(image.path, label) for label, members in tree.images.items() for image in members]
     photos = [(file, label) for file, label in files if is_photo(file.name)]
     if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
-        raise OneaError(f"Class folder {empty[0]} in {path} holds no photo: put its images in, or remove the folder.")
+        raise OneaError(f"Class folder {empty[0]} in {path} contains no photos: add its images, or remove the folder.")
     stray = [file for file, _ in files if not is_photo(file.name)]
     others = tuple(map(str, [*stray, *tree.loose]))
     return [file for file, _ in photos], [label for _, label in photos], others, tuple(tree.groups)
@@ -220,7 +220,7 @@ def _columns(source: Any) -> tuple[str, str | None, Sequence[str] | None] | None
 
 def _to_list(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes):
-        raise OneaError("labels is a single text; give one label for each image.")
+        raise OneaError("labels is a single string; give one label for each image.")
     if not hasattr(labels, "tolist"):
         labels = list(labels) if isinstance(labels, Iterable) else np.asarray(labels)
     flat = labels if isinstance(labels, list) else labels.tolist()
@@ -352,7 +352,7 @@ def _bytes(values: Any, name: str) -> Any:
     if values.dtype == np.bool_:
         return np.where(values, np.uint8(255), np.uint8(0))
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-        raise BadImage(name, "the array holds NaN, infinity or something else than finite real numbers")
+        raise BadImage(name, "the array contains values that are not finite real numbers")
     if values.min() < 0 or values.max() > 255:
         raise BadImage(name, "pixels must lie in 0..1 or 0..255: give images before they are normalised")
     scale = 255.0 if np.issubdtype(values.dtype, np.floating) and values.max() <= 1 else 1.0

@@ -143,7 +143,7 @@ def class_names(batch: DecodedImages, state: State) -> list[str]:
     counts = Counter(batch.labels)
     for name in names:
         if counts[name] < 2 and name not in state.classes:
-            raise OneaError(f"Class '{name}' has one image; give at least two, better ten or more.")
+            raise OneaError(f"Class '{name}' has only one image; give at least two, preferably ten or more.")
     return names
 
 

@@ -133,7 +133,7 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
         stored = read_manifest(path).versions.kept
         if not model.is_based_on(stored[-1], read_id(path, stored[-1])):
             raise OneaError(
-                f"{path} holds a version that this model is not based on (version {stored[-1]}); load it again, or "
+                f"{path} contains a version that this model is not based on (version {stored[-1]}); load it again, or "
                 "choose another folder."
             )
     versions = model.versions
@@ -192,8 +192,8 @@ def undo(path: Path) -> tuple[Undone, State]:
 def read_manifest(path: Path) -> Manifest:
     """The content of ``model.json``."""
     if not holds_model(path):
-        problem = "holds no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise OneaError(f"{path} {problem}; give a folder that `onea teach` or save() made.")
+        problem = "contains no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        raise OneaError(f"{path} {problem}; give a folder that `onea teach` or save() created.")
     place = path / layout.MANIFEST
     content = read_regular(place, validation.MAX_JSON_BYTES)
     with _damage_as_error(path, place, "restore the folder from a copy"):
@@ -315,7 +315,7 @@ def _clean_up(path: Path, present: State, versions: Versions, card: Mapping[str,
         for name, content in card.items():
             write_atomically(path / name, content)
         if left := layout.remaining_files(path, versions.kept):
-            raise OneaError(f"The model forgot the class, but {left[0]} may contain it; remove that file.")
+            raise OneaError(f"The class was removed from the model, but {left[0]} may contain it; remove that file.")
 
 
 def _state(values: Mapping[str, Any], tensors: Tensors) -> State:

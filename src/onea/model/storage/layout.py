@@ -80,7 +80,7 @@ def check_can_hold(path: Path) -> None:
             "another folder."
         )
     if any(name not in (LOCK, STATES, _FIRST_SAVE) and not _PARTIAL_FILES.fullmatch(name) for name in names):
-        raise OneaError(f"{path} is not empty and holds no model; choose another folder.")
+        raise OneaError(f"{path} is not empty and contains no model; choose another folder.")
 
 
 def begin_first_save(path: Path) -> None:

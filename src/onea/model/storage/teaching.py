@@ -52,7 +52,7 @@ def _check_apart(path: Path, folder: Path) -> None:
     place, photos = path.resolve(), folder.resolve()
     if photos in place.parents and not any(part.startswith(".") for part in place.relative_to(photos).parts):
         raise OneaError(
-            f"{path} lies in {folder}, where every folder counts as photos; choose a place outside of it for the model."
+            f"{path} is inside {folder}, where every folder is read as photos; choose a place outside it for the model."
         )
 
 
@@ -64,6 +64,6 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     made = model.get_params()
     for name in _FOR_NEW:
         if params.get(name, made[name]) != made[name]:
-            with_it = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
-            raise OneaError(f"{path} was made {with_it}; leave out {name}=, or teach a new model.")
+            setting = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
+            raise OneaError(f"{path} was created {setting}; leave out {name}=, or teach a new model.")
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

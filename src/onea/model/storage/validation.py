@@ -175,7 +175,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
         raise DamagedFile("it has no id")
     classes = values["classes"]
     if not _is_encodable(classes) or not _is_encodable(values["updates"]):
-        raise DamagedFile("a name in it is no valid Unicode")
+        raise DamagedFile("a name in it is not valid Unicode")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise DamagedFile("the names of its classes are not unique")
     if not all(0 < images < MAX_NUMBER for images in values["adapter_images"].values()):
@@ -199,9 +199,9 @@ def _load(content: bytes) -> dict[str, Any]:
     if not matches(number, Count):
         raise DamagedFile("it has no format")
     if number > FORMAT:  # type: ignore[operator]
-        raise OtherFormat(f"has format {number}, and this onea ({__version__}) reads format {FORMAT}; update onea")
+        raise OtherFormat(f"has format {number}, but onea {__version__} reads format {FORMAT}; update onea")
     if number < FORMAT:  # type: ignore[operator]
-        raise OtherFormat(f"was made by an onea before its first release (format {number}); teach a new model")
+        raise OtherFormat(f"was made before the first release of onea (format {number}); teach a new model")
     verify_checksum(values)
     return values
 
@@ -221,9 +221,7 @@ def _params(values: dict[str, Any]) -> dict[str, Any]:
     params = {name: default for name, default in Parameters.defaults().items() if name not in MACHINE}
     for name, value in values.items():
         if name not in params:
-            raise OtherFormat(
-                f"has a parameter {name!r:.80}, which this onea ({__version__}) does not have; update onea"
-            )
+            raise OtherFormat(f"has a parameter {name!r:.80}, which onea {__version__} does not have; update onea")
         # Python treats 2.0 like 2 and 1 like True, so users may have given these.
         equal = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
         valid = [candidate for candidate in (value, *equal) if matches(candidate, hints[name])]
@@ -250,7 +248,7 @@ def _checked_backbone(values: dict[str, Any]) -> dict[str, Any]:
 def _check_preprocess(values: dict[str, Any]) -> None:
     hints = get_type_hints(Preprocess) | {"side": int}
     if unknown := sorted(values.keys() - hints.keys()):
-        raise DamagedFile(f"{unknown[0]!r:.80} is no parameter of the preprocessing")
+        raise DamagedFile(f"{unknown[0]!r:.80} is not a parameter of the preprocessing")
     for name in values.keys() | {"size", "mean", "std", "side"}:
         if name not in values:
             raise DamagedFile(f"'{name}' is missing")
@@ -269,7 +267,7 @@ def _check_update(update: Any) -> None:
     if update["kind"] == "learn" and update["held_out"] > update["images"]:
         raise DamagedFile("its history has more images held out than taught")
     if update["kind"] == "rename" and len(update["classes"]) != 2:
-        raise DamagedFile("its history has a renaming of other than two names")
+        raise DamagedFile("its history has a renaming without exactly two names")
 
 
 def _check(values: Any, fields: Any) -> None:

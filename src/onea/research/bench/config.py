@@ -58,7 +58,7 @@ class BenchConfig(Validated):
         super().__post_init__()
         check_threads(self.threads)
         if self.tasks and self.tasks < 5:
-            raise OneaError(f"tasks is {self.tasks}; the growth needs at least 5 tasks, and 0 leaves it out.")
+            raise OneaError(f"tasks is {self.tasks}; the measurement of growth needs at least 5 tasks; 0 skips it.")
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ class _DType:
 
     def __init__(self, name: object, *_: object) -> None:
         if name not in ("u1", b"u1"):
-            raise pickle.UnpicklingError("an array in it has numbers other than bytes")
+            raise pickle.UnpicklingError("an array in it does not consist of bytes")
 
     def __setstate__(self, state: object) -> None:
         """A type of one byte needs no state."""
@@ -114,7 +114,7 @@ class _Array:
             case (int(), tuple(shape), _DType(), bool(is_fortran), bytes(content)):
                 self._shape, self._order, self._content = shape, "F" if is_fortran else "C", content
             case _:
-                raise pickle.UnpicklingError("an array in it is not one of bytes")
+                raise pickle.UnpicklingError("an array in it does not consist of bytes")
 
     def to_numpy(self) -> Pixels:
         return np.frombuffer(self._content, np.uint8).reshape(self._shape, order=self._order).copy()
@@ -133,7 +133,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _REPLACEMENTS:
-            raise pickle.UnpicklingError(f"it asks for {truncate(module)}.{truncate(name)}")
+            raise pickle.UnpicklingError(f"it refers to {truncate(module)}.{truncate(name)}")
         return _REPLACEMENTS[module, name]
 
 
@@ -144,7 +144,7 @@ def _read(path: Path) -> dict[Any, Any]:
     except Exception as error:  # a damaged or malicious pickle can raise anything
         raise _damaged(path, _one_line(error)) from error
     if not isinstance(content, dict):
-        raise _damaged(path, "it is no dictionary")
+        raise _damaged(path, "it is not a dictionary")
     return content
 
 

@@ -126,7 +126,7 @@ def _read_index(path: Path) -> dict[str, Any]:
     content = parse_json_object(read_regular(path, follow=True))
     verify_checksum(content)
     if content["of"] != path.stem:
-        raise DamagedFile(f"it is of {content['of']}")
+        raise DamagedFile(f"it belongs to {content['of']}")
     return content
 
 

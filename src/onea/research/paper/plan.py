@@ -251,7 +251,9 @@ def _check(experiment: Experiment, changes: Changes) -> None:
     if changes.tasks is not None and changes.tasks < 1:
         raise OneaError(f"tasks is {truncate(changes.tasks)}; ask for at least one.")
     if experiment.per_task and (changes.seeds or 1) > 1:
-        raise OneaError(f"{experiment.name} shows one stream task by task, so all rows share one seed; drop --seeds.")
+        raise OneaError(
+            f"{experiment.name} shows one stream task by task, so all rows share one seed; leave out --seeds."
+        )
 
 
 def _changed(paper: Cell, changes: Changes, data: str) -> Cell:
