@@ -35,7 +35,7 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images, clients, seconds
     """Clients ask without a pause while versions come and go; each answer must be the one of the version it names."""
     service = service_of(shop)
     contents = [photos(tiny_images, label, "test")[0] for label in range(6)]
-    seen, refused, versions, stop = [], [], {1: service.present.snapshot}, threading.Event()
+    seen, refused, versions, stop = [], [], {1: service.current.snapshot}, threading.Event()
 
     def ask(address):
         with httpx.Client(base_url=address) as client:
@@ -58,7 +58,7 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images, clients, seconds
                     content = class_zip(tiny_images, label, 0)
                     report = job_end(teacher, teacher.post("/learn", content=content, headers=ZIP))
                     assert report["status"] == "done"
-                    versions[report["version"]] = service.present.snapshot
+                    versions[report["version"]] = service.current.snapshot
                     answered(report["version"])
                 undone = [teacher.post("/undo", headers=TEACHER).json()["version"] for _ in range(2)]
                 assert undone == [report["version"] - 1, 1]
@@ -98,10 +98,10 @@ def is_right(prediction, expected) -> bool:
 def test_the_unknown_rate_of_the_service_applies_to_every_version(shop, tiny_images):
     onea.load(shop).rename("class00", "zero").save(shop)
     plain, strict = (Service(shop, Settings(), {"threads": 1, **given}) for given in ({}, {"unknown": 0.5}))
-    assert strict.present.snapshot.threshold > plain.present.snapshot.threshold
+    assert strict.current.snapshot.threshold > plain.current.snapshot.threshold
     strict.undo()
-    assert strict.present.state.version == 1
-    assert strict.present.snapshot.threshold > plain.present.snapshot.threshold
+    assert strict.current.state.version == 1
+    assert strict.current.snapshot.threshold > plain.current.snapshot.threshold
 
 
 def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_images):

@@ -29,7 +29,7 @@ def info(
     from onea.model.reports import network_advice, training_advice
     from onea.model.storage import folder as folders
 
-    manifest, state = folders.read_present(model)
+    manifest, state = folders.read_current(model)
     facts = {
         "version": state.version,
         "classes": len(state.classes),
@@ -62,7 +62,7 @@ def classes(
     from onea.cli.display import print_classes
     from onea.model.storage.folder import read_manifest, read_state
 
-    state = read_state(model, read_manifest(model).versions.present)
+    state = read_state(model, read_manifest(model).versions.current)
     listed = [{"name": name, "images": images} for name, images in zip(state.classes, state.images, strict=True)]
     if as_json:
         document = {"version": state.version, "count": len(listed), "classes": listed}

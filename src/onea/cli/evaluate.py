@@ -161,7 +161,7 @@ def check(
         raise OneaError(f"--most is {most}; it must be at least 1.")
     figures: list[Path] = []
     if folder is None:
-        state = read_state(model, read_manifest(model).versions.present)
+        state = read_state(model, read_manifest(model).versions.current)
         if not state.classes:
             raise OneaError(NO_CLASSES)
         found = check_model(state)

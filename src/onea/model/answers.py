@@ -155,8 +155,8 @@ class Snapshot:
 
     >>> from onea import OneA
     >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
-    >>> present = OneA(backbone="fast", threads=1).learn(photos, ["noise"] * 6).snapshot()
-    >>> present.version, present.classes, present.answers(photos[:1])[0].top[0][0]
+    >>> snapshot = OneA(backbone="fast", threads=1).learn(photos, ["noise"] * 6).snapshot()
+    >>> snapshot.version, snapshot.classes, snapshot.answers(photos[:1])[0].top[0][0]
     (1, ('noise',), 'noise')
 
     Attributes:

@@ -35,7 +35,7 @@ from onea.model.parameters import (
 )
 from onea.model.reports import PhotoReport
 from onea.model.state import State
-from onea.model.storage.folder import StoredVersions, read_present, save
+from onea.model.storage.folder import StoredVersions, read_current, save
 from onea.model.versions import VersionedModel, Versions
 from onea.runtime import NO_PROGRESS, Progress
 from onea.vit.network_config import NetworkConfig, depth_for_models
@@ -139,7 +139,7 @@ class OneA(VersionedModel, Parameters):
             if params.keys() & {"device", "precision", "threads", *NETWORK}:
                 self._engine = None
             if self._snapshot:
-                self._set_present(self._snapshot.state)
+                self._set_current(self._snapshot.state)
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -284,15 +284,15 @@ class OneA(VersionedModel, Parameters):
                 model.state(version)
             return model
 
-    def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None, **given: Any) -> None:
+    def restore(self, current: State, versions: Versions, stored: StoredVersions | None = None, **given: Any) -> None:
         """Set the state to a saved model; ``given`` are the parameters that replace saved ones."""
-        self._preprocess, self._depth = present.preprocess, present.backbone.get("depth", 0)
-        self._config = present.backbone.get("config") or NetworkConfig().to_json()
+        self._preprocess, self._depth = current.preprocess, current.backbone.get("depth", 0)
+        self._config = current.backbone.get("config") or NetworkConfig().to_json()
         engine = self._load_engine()
-        engine.check_backbone(present.backbone)
-        super().restore(present, versions, stored)
+        engine.check_backbone(current.backbone)
+        super().restore(current, versions, stored)
         if "preset" not in given:  # otherwise fit() uses the preset's options
-            self._loaded_options = change_options(present.options, option_params(given), engine.vit)
+            self._loaded_options = change_options(current.options, option_params(given), engine.vit)
 
     # helpers
 
@@ -344,11 +344,11 @@ def load(path: str | Path, **params: Any) -> OneA:
         OneaError: there is no model, it is damaged or of a newer format, or its backbone is missing.
     """
     folder = Path(path)
-    manifest, present = read_present(folder)
-    network = {} if "backbone" in params else {"backbone": locate_backbone(present.backbone, folder)}
+    manifest, current = read_current(folder)
+    network = {} if "backbone" in params else {"backbone": locate_backbone(current.backbone, folder)}
     model = OneA(**(manifest.params | network | params))
     check_params(Parameters.defaults() | params)
-    model.restore(present, manifest.versions, StoredVersions(folder.absolute()), **params)
+    model.restore(current, manifest.versions, StoredVersions(folder.absolute()), **params)
     return model
 
 

@@ -51,7 +51,7 @@ class Versions:
     counter: int = 0
 
     @property
-    def present(self) -> int:
+    def current(self) -> int:
         """The number of the current version; 0 before the first."""
         return self.kept[-1] if self.kept else 0
 
@@ -76,7 +76,7 @@ class Versions:
 
 
 class VersionedModel(ABC):
-    """A model in versions, one for each update. Predictions come from the present one while the next is prepared.
+    """A model in versions, one for each update. Predictions come from the current one while the next is prepared.
 
     Images are given as a path, a folder (all images below it), or any number of paths, Pillow images, arrays or
     tensors.
@@ -121,7 +121,7 @@ class VersionedModel(ABC):
     @property
     def version(self) -> int:
         """Number of the current version; 0 before the first update. No number is used twice, even after undo."""
-        return self._versions.present
+        return self._versions.current
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -130,10 +130,10 @@ class VersionedModel(ABC):
 
     @property
     def versions(self) -> Versions:
-        """The kept versions: those that ``undo`` can go back to, and the present one."""
-        *earlier, present = self._versions.kept or [0]
+        """The kept versions: those that ``undo`` can go back to, and the current one."""
+        *earlier, current = self._versions.kept or [0]
         kept = (version for version in earlier if version in self._states or version in (self._stored or ()))
-        return replace(self._versions, kept=(*kept, present)) if present else self._versions
+        return replace(self._versions, kept=(*kept, current)) if current else self._versions
 
     def state(self, version: int) -> State:
         """A kept version; it is read from the model folder if necessary."""
@@ -258,9 +258,9 @@ class VersionedModel(ABC):
 
     # versions
 
-    def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None) -> None:
+    def restore(self, current: State, versions: Versions, stored: StoredVersions | None = None) -> None:
         """Set the state to a saved model: its current version and, as ``stored``, earlier ones."""
-        self._states, self._stored = {present.version: present}, stored
+        self._states, self._stored = {current.version: current}, stored
         self._set_versions(versions)
 
     @contextmanager
@@ -281,11 +281,11 @@ class VersionedModel(ABC):
 
     def _set_versions(self, versions: Versions) -> None:
         """Keep these versions; the last one is the current version."""
-        self._set_present(self.state(versions.present))
+        self._set_current(self.state(versions.current))
         self._versions = versions
         self._states = {version: state for version, state in self._states.items() if version in versions.kept}
 
-    def _set_present(self, state: State) -> None:
+    def _set_current(self, state: State) -> None:
         self._snapshot = Snapshot(self._load_engine(), state, self.unknown)
         self._ancestry |= {state.id}
 

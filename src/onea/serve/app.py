@@ -43,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings = service.settings
         batcher = Batcher(
-            lambda: service.present.snapshot, settings.batch_size, settings.batch_wait, metrics.batch_images.observe
+            lambda: service.current.snapshot, settings.batch_size, settings.batch_wait, metrics.batch_images.observe
         )
         with closing(DecoderPool(settings.limits)) as decoders, closing(CheckCache()) as checks:
             app.state.components = Components(service, batcher, decoders, checks, TokenFailures(), metrics)

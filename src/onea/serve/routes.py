@@ -137,7 +137,7 @@ async def predict(
 @router.get("/classes", tags=["predict"], responses=problem_responses(503), summary="List the classes")
 async def classes(app: App) -> ClassesResponse:
     """List the classes of the model in the order in which they were taught."""
-    state = app.service.present.state
+    state = app.service.current.state
     infos = [ClassInfo(name=name, images=images) for name, images in zip(state.classes, state.images, strict=True)]
     return ClassesResponse(version=state.version, count=len(infos), classes=infos)
 
@@ -151,15 +151,15 @@ async def classes(app: App) -> ClassesResponse:
 )
 async def check(app: App) -> Response:
     """Find classes with few images and classes that overlap, from the statistics of the model."""
-    return Response(await app.checks.get(app.service.present.state), media_type="application/json")
+    return Response(await app.checks.get(app.service.current.state), media_type="application/json")
 
 
 @router.get("/history", tags=["predict"], responses=problem_responses(503), summary="List the updates")
 async def history(app: App) -> HistoryResponse:
     """List all updates, oldest first, and the versions that undo can restore."""
-    present = app.service.present
+    current = app.service.current
     return HistoryResponse(
-        version=present.state.version, kept=list(present.manifest.versions.kept), updates=list(present.state.updates)
+        version=current.state.version, kept=list(current.manifest.versions.kept), updates=list(current.state.updates)
     )
 
 
@@ -246,8 +246,8 @@ async def healthz(app: App) -> HealthResponse:
     return HealthResponse(
         status="ok",
         name=service.path.name.removesuffix(".onea"),
-        version=service.present.state.version,
-        classes=len(service.present.state.classes),
+        version=service.current.state.version,
+        classes=len(service.current.state.classes),
         learning=service.learning,
         teaching=settings.token is not None and not settings.prediction_only,
         formats=list(upload_formats()),
@@ -265,7 +265,7 @@ async def healthz(app: App) -> HealthResponse:
 )
 async def metrics(app: App) -> Response:
     """Return metrics in the text format of Prometheus."""
-    state = app.service.present.state
+    state = app.service.current.state
     app.metrics.model_version.set(state.version)
     app.metrics.model_classes.set(len(state.classes))
     app.metrics.learning.set(app.service.learning)

@@ -186,7 +186,7 @@ def run(path: Path, settings: Settings, machine: Mapping[str, Any], host: str, p
     """Serve a model folder in this process until a signal stops it."""
     listener = bind(host, port)
     service = Service(path, settings, machine)
-    state = service.present.state
+    state = service.current.state
     teaching = "teaching needs the token" if settings.token else "teaching is disabled (set ONEA_TOKEN to enable it)"
     listener.listen(socket.SOMAXCONN)  # before the address is printed, so that clients can connect at once
     address, port = listener.getsockname()[:2]

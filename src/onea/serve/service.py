@@ -38,8 +38,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Present:
-    """The version that answers now; immutable, replaced as a whole.
+class CurrentVersion:
+    """The version that answers requests; immutable, replaced as a whole.
 
     Attributes:
         snapshot: predicts.
@@ -67,7 +67,7 @@ class Service:
         machine: arguments of ``onea.load`` such as device, threads and unknown; None means the default of the model.
 
     Attributes:
-        present: the version that answers now.
+        current: the version that answers requests.
     """
 
     def __init__(self, path: Path, settings: Settings, machine: Mapping[str, Any] | None = None) -> None:
@@ -76,7 +76,7 @@ class Service:
         snapshot = model.snapshot()
         self._engine, self._defaults = snapshot.engine, model.get_params()
         self._unknown = (machine or {}).get("unknown")
-        self.present = Present(snapshot, read_manifest(self.path))
+        self.current = CurrentVersion(snapshot, read_manifest(self.path))
         self._change_lock, self._swap_lock = threading.Lock(), threading.Lock()
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
@@ -104,8 +104,8 @@ class Service:
             Problem: another training job is running, or the model folder cannot be written.
         """
         if background:
-            self.present.snapshot.check_has_classes()
-        classes = [] if background else class_names(batch, self.present.state)
+            self.current.snapshot.check_has_classes()
+        classes = [] if background else class_names(batch, self.current.state)
         self._acquire()
         job = TrainingJob(classes, len(batch), batch.skipped)
         try:
@@ -131,17 +131,17 @@ class Service:
         return self._jobs[id]
 
     def undo(self) -> tuple[Undone, State]:
-        """Undo the last update; returns what was undone and the present state."""
+        """Undo the last update; returns what was undone and the current state."""
         return self._change(lambda: undo(self.path), lambda result: result[1])
 
     def forget(self, names: Sequence[str], everywhere: bool = False) -> State:
-        """Remove classes, with ``everywhere`` also from earlier versions; returns the present state."""
+        """Remove classes, with ``everywhere`` also from earlier versions; returns the current state."""
         if everywhere:
             return self._edit(lambda state, version, date: erase(state, names, version, date), keep=0)
         return self._edit(lambda state, version, date: state.forget(names, version, date))
 
     def rename(self, old: str, new: str, merge: bool = False) -> State:
-        """Rename a class, or merge two classes; returns the present state."""
+        """Rename a class, or merge two classes; returns the current state."""
 
         def next_state(state: State, version: int, date: str) -> State:
             return (state.merge_classes if merge else state.rename)(old, new, version, date)
@@ -156,7 +156,7 @@ class Service:
     def refresh(self) -> None:
         """Load a version that another process saved; a folder that cannot be read is tried again the next time."""
         with suppress(OneaError), self._swap_lock:
-            self._load_present()
+            self._load_current()
 
     # stopping
 
@@ -192,7 +192,7 @@ class Service:
 
     def _edit(self, next_state: Callable[[State, int, str], State], keep: int | None = None) -> State:
         """Make a change that needs no network; errors are raised before the folder is locked."""
-        next_state(self.present.state, self.present.manifest.versions.next, "")
+        next_state(self.current.state, self.current.manifest.versions.next, "")
         return self._change(lambda: change(self.path, next_state, keep), lambda state: state)
 
     def _change(self, action: Callable[[], Result], get_state: Callable[[Result], State]) -> Result:
@@ -200,7 +200,7 @@ class Service:
         self._acquire()
         try:
             with self._swap_lock:
-                self._check_present(read_id(self.path, read_manifest(self.path).versions.present))
+                self._check_current(read_id(self.path, read_manifest(self.path).versions.current))
                 result = action()
                 self._swap(get_state(result), read_manifest(self.path))
             return result
@@ -218,20 +218,20 @@ class Service:
             self._change_lock.release()
             raise Problem(503, "The service is shutting down; try again in a moment.", {"Retry-After": "5"})
 
-    def _load_present(self) -> None:
+    def _load_current(self) -> None:
         manifest = read_manifest(self.path)
-        present = manifest.versions.present
-        if manifest != self.present.manifest or read_id(self.path, present) != self.present.state.id:
-            state = read_state(self.path, present)
+        current = manifest.versions.current
+        if manifest != self.current.manifest or read_id(self.path, current) != self.current.state.id:
+            state = read_state(self.path, current)
             self._engine.check_backbone(state.backbone)
             self._swap(state, manifest)
 
-    def _check_present(self, id: str) -> None:
+    def _check_current(self, id: str) -> None:
         """Refuse to change a version that another process saved and that no client has seen."""
-        if id != self.present.state.id:
-            self._load_present()
+        if id != self.current.state.id:
+            self._load_current()
             raise OneaError(
-                f"{self.path} was changed by another process and is now at version {self.present.state.version}; check "
+                f"{self.path} was changed by another process and is now at version {self.current.state.version}; check "
                 "its classes and send the request again."
             )
 
@@ -257,15 +257,15 @@ class Service:
         def next_state(state: State, version: int, date: str) -> State:
             nonlocal report
             with self._swap_lock:
-                self._check_present(state.id)
-                present = self.present
+                self._check_current(state.id)
+                current = self.current
             job.start()
-            params = self._defaults | present.manifest.params
+            params = self._defaults | current.manifest.params
             if background:
                 job.start_phase("reading the background images")
                 seed, started = params["seed"], time.perf_counter()
                 learned = learn_background(
-                    present.snapshot, batch, version=version, name=name, seed=seed, started=started
+                    current.snapshot, batch, version=version, name=name, seed=seed, started=started
                 )
                 job.save()
                 return learned
@@ -288,4 +288,4 @@ class Service:
 
     def _swap(self, state: State, manifest: Manifest) -> None:
         unknown = manifest.params["unknown"] if self._unknown is None else self._unknown
-        self.present = Present(Snapshot(self._engine, state, unknown), manifest)
+        self.current = CurrentVersion(Snapshot(self._engine, state, unknown), manifest)

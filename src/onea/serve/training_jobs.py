@@ -54,7 +54,7 @@ class TrainingJob(Progress):
         )
 
     def report(self) -> TrainingJobReport:
-        """The present state."""
+        """The current state."""
         with self._lock:
             if not self.ended.is_set():
                 self._report.seconds = round(time.monotonic() - self._started, 1)

@@ -175,8 +175,8 @@ def test_a_service_counts_alike(shop, files):
         job = service.teach(read_labelled(files[A] + files[B], [A] * 6 + [B] * 6, service.side))
         assert job.ended.wait(60)
         assert job.error is None
-    assert [update["trained"] for update in service.present.state.updates] == [True, True, False]  # 1/4, then 1/6
-    assert dict(service.present.state.adapter_images) == merged(onea.load(shop)) == {A: 10, B: 10, C: 5, D: 5}
+    assert [update["trained"] for update in service.current.state.updates] == [True, True, False]  # 1/4, then 1/6
+    assert dict(service.current.state.adapter_images) == merged(onea.load(shop)) == {A: 10, B: 10, C: 5, D: 5}
 
 
 @pytest.mark.parametrize("merged", [[6, 30], {"a": "many"}, {"a": -1}, {"a": 0}, {"a": 2.5}, 7, None])

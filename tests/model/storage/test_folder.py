@@ -287,7 +287,7 @@ def test_a_version_that_lacks_a_file_is_damaged_and_has_the_same_way_back(saved,
 
 
 def test_a_damaged_earlier_version_is_named_when_it_is_needed(saved, photos, onea_command, tmp_path):
-    """The present one answers; whoever removes the other, as the sentence says, can go back to those before it."""
+    """The current version loads; once the damaged one is removed, as advised, undo restores earlier ones."""
     before = onea.load(saved, threads=1).predict_proba(photos)
     (saved / "states/000002/state.json").write_text("{}")
     model = onea.load(saved, threads=1)

@@ -96,16 +96,16 @@ class StoredVersions:
         """Whether a version exists, even if damaged."""
         return os.path.lexists(state_folder(self.path, version))
 
-    def read(self, version: int, present: State) -> State:
-        """A version that the present one is based on.
+    def read(self, version: int, current: State) -> State:
+        """A version that the current one is based on.
 
         Raises:
             OneaError: it is damaged, or of another model.
         """
         state = read_state(self.path, version)
         with _damage_as_error(self.path, state_folder(self.path, version)):
-            if state.updates != present.updates[: len(state.updates)]:
-                raise DamagedFile(f"version {present.version} is not based on it")
+            if state.updates != current.updates[: len(state.updates)]:
+                raise DamagedFile(f"version {current.version} is not based on it")
         return state
 
 
@@ -153,17 +153,17 @@ def change(path: Path, next_state: Callable[[State, int, str], State], keep: int
 
     Args:
         path: the model folder.
-        next_state: computes the next state from the present one, the number of the next version and the time.
+        next_state: computes the next state from the current one, the number of the next version and the time.
         keep: earlier versions to keep; None is the number that the model keeps.
     """
     read_manifest(path)
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
-        present = read_state(path, manifest.versions.present)
-        if present.is_erasure:  # the process may have been killed before it removed everything
-            _clean_up(path, present, manifest.versions, card_files(present, layout.named(path).name))
-        state = next_state(present, manifest.versions.next, utc_timestamp())
+        current = read_state(path, manifest.versions.current)
+        if current.is_erasure:  # the process may have been killed before it removed everything
+            _clean_up(path, current, manifest.versions, card_files(current, layout.named(path).name))
+        state = next_state(current, manifest.versions.next, utc_timestamp())
         versions = manifest.versions.committed(manifest.params["keep"] if keep is None else keep)
         write(path, state, Manifest(versions, manifest.params), [state])
         return state
@@ -175,16 +175,16 @@ def undo(path: Path) -> tuple[Undone, State]:
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
-        last = manifest.versions.present
+        last = manifest.versions.current
         if len(manifest.versions.kept) == 1:
             raise OneaError(f"{path} has no version before {last}; there is nothing to undo.")
         earlier = manifest.versions.undone()
         try:
-            present = read_state(path, last)
+            current = read_state(path, last)
         except OneaError:
-            state, update = read_state(path, earlier.present), "which could not be read"
+            state, update = read_state(path, earlier.current), "which could not be read"
         else:
-            state, update = StoredVersions(path).read(earlier.present, present), history_row(present.updates[-1])[2]
+            state, update = StoredVersions(path).read(earlier.current, current), history_row(current.updates[-1])[2]
         write(path, state, dataclasses.replace(manifest, versions=earlier))
         return Undone(last, update), state
 
@@ -203,7 +203,7 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(Versions((*earlier, *kept[-1:]), counter), params)
 
 
-def read_present(path: Path) -> tuple[Manifest, State]:
+def read_current(path: Path) -> tuple[Manifest, State]:
     """The content of ``model.json`` and the current version.
 
     The folder is read again if another process removes that version meanwhile.
@@ -211,7 +211,7 @@ def read_present(path: Path) -> tuple[Manifest, State]:
     manifest = read_manifest(path)
     while True:
         try:
-            return manifest, read_state(path, manifest.versions.present)
+            return manifest, read_state(path, manifest.versions.current)
         except OneaError:
             before, manifest = manifest, read_manifest(path)
             if manifest == before:
@@ -224,9 +224,9 @@ def verify(path: Path) -> tuple[int, ...]:
     Raises:
         OneaError: one is damaged; of several, the newest.
     """
-    manifest, present = read_present(path)
+    manifest, current = read_current(path)
     for version in reversed(manifest.versions.kept[:-1]):
-        StoredVersions(path).read(version, present)
+        StoredVersions(path).read(version, current)
     return manifest.versions.kept
 
 
@@ -275,19 +275,19 @@ def _damage_as_error(path: Path, place: Path, remedy: str = _RESTORE) -> Iterato
         raise OneaError(f"{place} cannot be read ({error.strerror}); restore the folder from a copy.") from error
 
 
-def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] = ()) -> None:
+def write(path: Path, current: State, manifest: Manifest, new: Sequence[State] = ()) -> None:
     """Write new versions, then ``model.json``, then remove versions that are no longer valid. Needs the lock.
 
     Args:
         path: the model folder.
-        present: the new current version.
+        current: the new current version.
         manifest: the new versions and parameters.
         new: versions that are not stored yet.
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     content = validation.dump({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check_readable(lambda: validation.manifest_values(content))
-    card = card_files(present, layout.named(path).name)
+    card = card_files(current, layout.named(path).name)
     try:
         layout.begin_first_save(path)
         for state in new:
@@ -300,17 +300,17 @@ def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] =
         if isinstance(error, OneaError):
             raise
         raise write_error(path, len(content), error, _REMEDY) from error
-    _clean_up(path, present, manifest.versions, card)
+    _clean_up(path, current, manifest.versions, card)
 
 
-def _clean_up(path: Path, present: State, versions: Versions, card: Mapping[str, bytes]) -> None:
+def _clean_up(path: Path, current: State, versions: Versions, card: Mapping[str, bytes]) -> None:
     """Remove other versions and write the model card.
 
     Raises:
         OneaError: a file cannot be removed or written, and may contain a class that was forgotten everywhere.
     """
     # After any other update a failure is harmless, because the next update tries again.
-    with nullcontext() if present.is_erasure else suppress(OneaError):
+    with nullcontext() if current.is_erasure else suppress(OneaError):
         layout.remove_other_versions(path, versions.kept)
         for name, content in card.items():
             write_atomically(path / name, content)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a model folder, its lock, and the removal of old versions.
 
-model.json                    format, valid versions (the last one is the present), parameters
+model.json                    format, valid versions (the last one is current), parameters
 states/000007/state.json      classes, updates, backbone, options, calibration
 states/000007/state.safetensors
 README.md, history.png        the model card
