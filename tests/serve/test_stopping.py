@@ -79,7 +79,7 @@ def test_an_abandoned_job_writes_nothing_even_if_it_finishes_later(shop, tiny_im
         begun = client.post("/learn", data={"class": "plum"}, files=form(photos(tiny_images, 4)), headers=TEACHER)
         assert begun.status_code == 202
         service.close(0)
-        assert service.settle() is False
+        assert service.wait_for_job() is False
         report = service.job(begun.json()["id"]).report()
         assert report.status == "failed"
         assert "the model is unchanged" in report.detail, "who waits for the job is told at once"

@@ -31,28 +31,28 @@ class _Placeholder(ModuleType):
     """Stands for a module until an attribute of it is used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked for by code that goes through all modules, such as inspect
+        if name.startswith("__"):  # read by code that goes through all modules, such as inspect
             raise AttributeError(name)
         if (self.__name__, name) == (_COMPILER, "disable"):
             return _disable
         if (self.__name__, name) == (f"{_COMPILER}.utils", "is_compile_supported"):
-            return lambda device: _real(f"{_COMPILER}.utils").is_compile_supported(device)
-        return getattr(_real(self.__name__), name)
+            return lambda device: _import_real(f"{_COMPILER}.utils").is_compile_supported(device)
+        return getattr(_import_real(self.__name__), name)
 
 
 def _disable(function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
     """``torch._dynamo.disable`` (do not compile a function), applied on the first call of the function."""
     if not callable(function):
-        return _real(_COMPILER).disable(function, *args, **kwargs)
+        return _import_real(_COMPILER).disable(function, *args, **kwargs)
 
     @functools.wraps(function)
     def disabled(*arguments: Any, **options: Any) -> Any:
-        return _real(_COMPILER).disable(function, *args, **kwargs)(*arguments, **options)
+        return _import_real(_COMPILER).disable(function, *args, **kwargs)(*arguments, **options)
 
     return disabled
 
 
-def _real(name: str) -> ModuleType:
+def _import_real(name: str) -> ModuleType:
     """Remove all placeholders and import the module."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     for deferred in _DEFERRED:
@@ -86,7 +86,7 @@ class _Finder(MetaPathFinder, Loader):
         if name in _DEFERRED:
             return importlib.util.spec_from_loader(name, self, is_package=name == _COMPILER)
         if name.startswith(f"{_COMPILER}."):
-            return importlib.util.spec_from_loader(name, _Loaded(_real(name)))
+            return importlib.util.spec_from_loader(name, _Loaded(_import_real(name)))
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

@@ -30,7 +30,7 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="onea"'}
 
 FREE_ATTEMPTS = 10  # wrong tokens of a client within WINDOW before it is throttled
 WINDOW = 60.0  # seconds
-_MAX_CLIENTS = 1_000  # beyond, the client with the oldest failure is dropped
+_MAX_CLIENTS = 1_000  # above this, the client with the oldest failure is dropped
 _MIN_DELAY, _MAX_DELAY = 0.25, 4.0  # seconds; doubled with every failure
 _MAX_DELAYED = 16  # delayed responses at the same time: each occupies a connection and a request slot
 
@@ -38,7 +38,7 @@ bearer = HTTPBearer(auto_error=False, description="The token that the service wa
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token from a file or, without one, from the environment; None where neither has one.
+    """The token from a file or, without one, from the environment; None if neither has one.
 
     Raises:
         OneaError: it cannot be read, or is too short to be safe.
@@ -154,13 +154,13 @@ async def _throttle(request: Request, failures: TokenFailures) -> None:
 
 
 class TokenFailures:
-    """Number of wrong tokens by client within a minute. A request with the correct token is never refused.
+    """Number of wrong tokens of each client within a minute. A request with the correct token is never refused.
 
     Args:
-        clock: seconds, as ``time.monotonic`` counts them.
+        clock: returns the time in seconds, like ``time.monotonic``.
 
     Attributes:
-        delayed: responses that are being delayed now.
+        delayed: number of responses that are being delayed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -193,7 +193,7 @@ def client_address(scope: Mapping[str, Any]) -> str:
 
 
 def _client_network(address: str) -> str:
-    """The IPv4 address, or the /64 network of an IPv6 address, because one household has all of its addresses.
+    """The IPv4 address, or the /64 network of an IPv6 address, because one household may use all of its addresses.
 
     >>> _client_network("192.0.2.1"), _client_network("2001:db8::1:2"), _client_network("testclient")
     ('192.0.2.1', '2001:db8::/64', 'testclient')

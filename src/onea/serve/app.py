@@ -35,8 +35,9 @@ _DESCRIPTION = (
 
 def create_app(service: Service) -> FastAPI:
     """The service as an ASGI app."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs every malformed form,
-    warnings.filterwarnings("ignore", module="PIL")  # and Pillow warns of every invalid tag of an image
+    # Otherwise a client could fill the log: with malformed forms, and with images that have invalid tags.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="PIL")
     metrics = Metrics()
 
     @asynccontextmanager
@@ -48,11 +49,11 @@ def create_app(service: Service) -> FastAPI:
         with closing(DecoderPool(settings.limits)) as decoders, closing(CheckCache()) as checks:
             app.state.components = Components(service, batcher, decoders, checks, TokenFailures(), metrics)
             tasks = [asyncio.create_task(batcher.run())]
-            if settings.follow:
-                tasks.append(asyncio.create_task(_follow(service, settings.follow)))
+            if settings.poll_seconds:
+                tasks.append(asyncio.create_task(_poll_folder(service, settings.poll_seconds)))
             yield
             service.close(settings.grace)
-            await run_in_threadpool(service.settle)
+            await run_in_threadpool(service.wait_for_job)
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -78,8 +79,8 @@ async def _page(file: str) -> FileResponse:
     return FileResponse(STATIC / file, headers={"Cache-Control": "no-cache"})
 
 
-async def _follow(service: Service, seconds: float) -> None:
-    """Load what other processes change in the model folder."""
+async def _poll_folder(service: Service, seconds: float) -> None:
+    """Load the changes that other processes make to the model folder."""
     while True:
         await asyncio.sleep(seconds)
         try:

@@ -33,7 +33,7 @@ _HEADERS = {
 
 _CLOSE = {"Connection": "close"}
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 32 * MEGABYTE
-_LEARN_PATHS = ("/learn", "/background")  # where a request may be large
+_LEARN_PATHS = ("/learn", "/background")  # paths of requests that may be large
 _UNLIMITED_PATHS = ("/healthz", "/metrics")  # monitoring must work when the service is busy
 
 

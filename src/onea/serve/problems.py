@@ -40,7 +40,7 @@ class Problem(Exception):  # noqa: N818 - the term of RFC 9457
 def busy(
     detail: str = "The service is busy; try again in a moment.", headers: Mapping[str, str] | None = None
 ) -> Problem:
-    """A request that the client may repeat later."""
+    """The problem for a request that the client may repeat later."""
     return Problem(503, detail, {"Retry-After": "1"} | dict(headers or {}))
 
 
@@ -78,7 +78,7 @@ def from_folder_error(error: OneaError, path: Path) -> Problem:
 
 
 def unexpected(error: Exception) -> Problem:
-    """The problem of too little memory, or of a bug: logged, and without details for the client."""
+    """The problem for lack of memory or a bug, which is logged; the client gets no details."""
     if is_out_of_memory(error):
         log.error("out of memory: %s", error)
         return Problem(

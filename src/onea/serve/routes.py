@@ -52,7 +52,7 @@ _POLL_SECONDS = 0.2  # between two reports of a training job
 
 @dataclass(frozen=True)
 class Components:
-    """What the routes use."""
+    """The objects that the routes use."""
 
     service: Service
     batcher: Batcher

@@ -37,7 +37,7 @@ class ImagePrediction(BaseModel):
 
     @classmethod
     def of(cls, answer: Answer) -> ImagePrediction:
-        """The JSON of an answer."""
+        """The response for an answer."""
         return cls.model_validate(answer.as_json())
 
 
@@ -126,14 +126,14 @@ class CheckResponse(BaseModel):
 
     @classmethod
     def of(cls, check: Check) -> CheckResponse:
-        """The JSON of a check."""
+        """The response for a check."""
         return cls(
             version=check.version,
             classes=[
-                ClassCheck(name=one.name, images=one.taught, most_like=one.rival, advice=one.advice)
-                for one in check.classes
+                ClassCheck(name=entry.name, images=entry.taught, most_like=entry.rival, advice=entry.advice)
+                for entry in check.classes
             ],
-            pairs=[OverlappingPair(first=one.first, second=one.second, overlap=one.overlap) for one in check.pairs],
+            pairs=[OverlappingPair(first=pair.first, second=pair.second, overlap=pair.overlap) for pair in check.pairs],
             mistakes=HeldOutMistakes.model_validate(dataclasses.asdict(check.mistakes)),
         )
 

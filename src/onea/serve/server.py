@@ -41,9 +41,9 @@ class Connection(H11Protocol):
     The middleware has the deadline for the body.
 
     Args:
-        limits: the deadline, and the number of connections.
+        limits: the deadline and the maximum number of connections.
         idle: shared by all connections: those without a request in progress, the longest idle one first.
-        uvicorn_arguments: of uvicorn's own connection.
+        uvicorn_arguments: arguments of uvicorn's connection.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
         if self._service.learning:
             seconds = self._service.settings.grace
             print(f"waiting up to {seconds:g} s for the training job; press Ctrl-C again to stop at once", flush=True)
-        if not self._service.settle():
+        if not self._service.wait_for_job():
             print("the training job was abandoned; the model is unchanged", flush=True)
         while self._app.state.metrics.active and self._service.seconds_left:
             time.sleep(_POLL_SECONDS)
@@ -194,7 +194,7 @@ def run(path: Path, settings: Settings, machine: Mapping[str, Any], host: str, p
     print(f"{path} (version {state.version}, {len(state.classes):,} classes) at http://{host}:{port}", flush=True)
     print(f"{teaching}; stop with Ctrl-C", flush=True)
     create_server(service).run([listener])
-    if not service.settle():
+    if not service.wait_for_job():
         os._exit(0)  # Python may crash when it exits while a thread computes
 
 
@@ -217,7 +217,7 @@ def run_on_ray(
     """
     if replicas < 1:
         raise OneaError(f"--replicas is {replicas}; it must be at least 1.")
-    read_manifest(path)  # one sentence now instead of a replica that never starts
+    read_manifest(path)  # refuse a missing model here rather than in a replica that never starts
     import_ray()
     serve: Any = import_extra("ray.serve", "ray")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

@@ -31,7 +31,7 @@ from onea.serve.problems import Problem, from_folder_error, unexpected
 from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob
 
-_MAX_JOBS = 50  # whose reports are kept
+_MAX_JOBS = 50  # number of jobs whose reports are kept
 _ABANDON_SECONDS = 1.0  # in which an abandoned training job should stop
 _POLL_SECONDS = 0.05
 Result = TypeVar("Result")
@@ -42,8 +42,8 @@ class CurrentVersion:
     """The version that answers requests; immutable, replaced as a whole.
 
     Attributes:
-        snapshot: predicts.
-        manifest: of the model folder, when it was last read.
+        snapshot: predictions of the version.
+        manifest: manifest of the model folder when it was last read.
     """
 
     snapshot: Snapshot
@@ -63,7 +63,7 @@ class Service:
 
     Args:
         path: the model folder.
-        settings: of the service.
+        settings: settings of the service.
         machine: arguments of ``onea.load`` such as device, threads and unknown; None means the default of the model.
 
     Attributes:
@@ -80,7 +80,7 @@ class Service:
         self._change_lock, self._swap_lock = threading.Lock(), threading.Lock()
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
-        self._deadline: float | None = None  # of requests and jobs during a shutdown
+        self._deadline: float | None = None  # for requests and jobs during a shutdown
 
     @property
     def side(self) -> int:
@@ -174,8 +174,8 @@ class Service:
         """Refuse new requests, and set the time left for those in progress; a later call can only shorten it."""
         self._deadline = time.monotonic() + min(seconds, self.seconds_left)
 
-    def settle(self) -> bool:
-        """Wait for the training job, and abandon it when no time is left. Returns whether its thread has ended."""
+    def wait_for_job(self) -> bool:
+        """Wait for the training job, and abandon it when no time is left; returns whether its thread has ended."""
         thread = self._thread
         while thread is not None and thread.is_alive() and self.seconds_left:
             thread.join(min(_POLL_SECONDS, self.seconds_left))  # repeatedly, because the time left may change
@@ -186,7 +186,7 @@ class Service:
         return not thread.is_alive()
 
     def abandon(self) -> None:
-        """Do not finish the training job; the model is unchanged."""
+        """Abandon the training job; the model is unchanged."""
         for job in list(self._jobs.values()):
             job.abandon()
 

@@ -17,22 +17,22 @@ class Limits:
     """Limits of requests, checked before a request costs much.
 
     Attributes:
-        predict_bytes: size of a request to predict.
-        learn_bytes: size of a request to learn.
-        predict_images: images in one request to predict.
-        learn_files: images in one form to learn; each may hold a file open.
-        zip_entries: files in a zip.
-        zip_bytes: uncompressed size of a zip.
-        zip_ratio: compression ratio of a file in a zip.
-        pixels: of one image; the limits of several images are multiples of it.
-        requests: being processed at the same time.
-        client_requests: being processed at the same time for one client, which is one IP address.
-        uploads: requests being received at the same time; for one more, the slowest is ended.
-        connections: open connections; for one more, the one that is idle for the longest time is closed.
-        head_bytes: size of the first line and the headers of a request.
-        head_seconds: time in which these must arrive.
-        pause_seconds: time that a client may pause while it sends a request.
-        min_rate: average bytes per second that a client must send, after ``pause_seconds``.
+        predict_bytes: maximum size of a prediction request.
+        learn_bytes: maximum size of a teaching request.
+        predict_images: maximum number of images in a prediction request.
+        learn_files: maximum number of images in the form of a teaching request; each may need an open file.
+        zip_entries: maximum number of files in a zip.
+        zip_bytes: maximum uncompressed size of a zip.
+        zip_ratio: maximum compression ratio of a file in a zip.
+        pixels: maximum number of pixels of an image; the limits on several images are multiples of it.
+        requests: maximum number of requests that are processed at the same time.
+        client_requests: the same for one client, identified by its IP address.
+        uploads: maximum number of requests that are received at the same time; one more ends the slowest.
+        connections: maximum number of open connections; one more closes the one that has been idle the longest.
+        head_bytes: maximum size of the request line and the headers.
+        head_seconds: time limit for receiving them.
+        pause_seconds: maximum pause while a client sends a request.
+        min_rate: minimum average rate in bytes per second, after ``pause_seconds``.
     """
 
     predict_bytes: int = 64 * MEGABYTE
@@ -54,27 +54,27 @@ class Limits:
 
     @property
     def predict_pixels(self) -> int:
-        """Of all images in one request to predict: by default enough for 64 photos of 12 megapixels."""
+        """Maximum for all images of a prediction request: by default enough for 64 photos of 12 megapixels."""
         return 16 * self.pixels
 
     @property
     def learn_pixels(self) -> int:
-        """Of all images in one request to learn."""
+        """Maximum for all images of a teaching request."""
         return 200 * self.pixels
 
     @property
     def waiting_pixels(self) -> int:
-        """Of all images of one client that wait; beyond, the largest of its requests is refused."""
+        """Maximum for the waiting images of one client; above it, the largest of its requests is refused."""
         return 2 * self.predict_pixels
 
     @property
     def decoded_pixels(self) -> int:
-        """Of all images being decoded at the same time, which bounds the memory."""
+        """Maximum for all images that are decoded at the same time, which bounds the memory."""
         return 4 * self.pixels
 
     @property
     def large_pixels(self) -> int:
-        """Of an image that may not occupy the last decoding thread."""
+        """Above this, an image may not occupy the last decoding thread."""
         return self.pixels // 4
 
 
@@ -85,13 +85,13 @@ class Settings:
     Attributes:
         token: clients that send it may teach and undo; without a token teaching is disabled.
         limits: limits of requests.
-        batch_size: largest number of images of different requests in one forward pass; 1 disables batching.
+        batch_size: maximum number of images in a forward pass, across requests; 1 disables batching.
         batch_wait: seconds that the first request of a batch waits for others.
-        grace: seconds to finish requests and the training job when the service is stopped.
-        follow: seconds between checks of the model folder for changes by other processes; 0 disables them.
+        grace: seconds allowed to finish requests and the training job when the service is stopped.
+        poll_seconds: seconds between checks of the model folder for changes by other processes; 0 disables them.
         prediction_only: whether teaching is disabled even with the token.
         hosts: allowed names in the ``Host`` header, without a port; ``*`` allows any name.
-        any_ip: whether any IP address is allowed there.
+        any_ip: whether the ``Host`` header may be any IP address.
     """
 
     token: str | None = None
@@ -99,7 +99,7 @@ class Settings:
     batch_size: int = 32
     batch_wait: float = 0.002
     grace: float = 10.0
-    follow: float = 2.0
+    poll_seconds: float = 2.0
     prediction_only: bool = False
     hosts: tuple[str, ...] = LOOPBACK
     any_ip: bool = False

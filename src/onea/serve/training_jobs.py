@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training job: one request to learn, from its decoded images to the new version."""
+"""A training job: one teaching request, from its decoded images to the new version."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TrainingJob(Progress):
     """The progress of a training job: the training thread reports it, any thread may read it.
 
     Attributes:
-        id: identifies it to clients; cannot be guessed.
-        settled: set once learning begins, or once it failed before.
-        began: whether learning began.
-        ended: set once the training job is done or has failed.
-        error: why it failed.
+        id: identifier for clients; cannot be guessed.
+        settled: event that is set once learning has begun or the job has failed.
+        began: whether learning has begun.
+        ended: event that is set once the job is done or has failed.
+        error: problem because of which the job failed.
     """
 
     def __init__(self, classes: list[str], images: int, skipped: Sequence[str] = ()) -> None:
@@ -102,7 +102,7 @@ class TrainingJob(Progress):
         self._end(None, status="done", note="done", version=version, done=self._report.total, remarks=remarks)
 
     def fail(self, error: Problem) -> None:
-        """The job failed and the model is unchanged. Of an abandoned job only the first error counts."""
+        """The job failed and the model is unchanged. Only the first error is kept."""
         self._end(error, status="failed", note="failed", detail=error.detail)
 
     def _update(self, **changes: object) -> None:

@@ -57,10 +57,10 @@ class UploadedImage:
 
 @dataclass(frozen=True)
 class LearnUpload:
-    """The content of a request to learn.
+    """The content of a teaching request.
 
     Attributes:
-        images: with their classes, except for background images.
+        images: images with their classes; background images have none.
         left_out: names of files in a zip that are not images of a class.
         update_name: name of the update in the history.
     """
@@ -186,7 +186,7 @@ async def read_predict_request(request: Request, limits: Limits) -> AsyncIterato
 
 @asynccontextmanager
 async def read_learn_request(request: Request, limits: Limits, background: bool = False) -> AsyncIterator[LearnUpload]:
-    """The content of a request to learn. The images are deleted at the end of the block."""
+    """The content of a teaching request. The images are deleted at the end of the block."""
     media_type = _media_type(request)
     if background:
         if media_type != "multipart/form-data":

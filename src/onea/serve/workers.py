@@ -38,8 +38,8 @@ class DecodingJob(Generic[Result]):
     """The decoding of one image.
 
     Attributes:
-        work: runs in a thread; it cannot be stopped once it has begun.
-        pixels: of the image, as a measure of the work.
+        work: function to run in a thread; it cannot be stopped once it has begun.
+        pixels: number of pixels of the image, as a measure of the work.
     """
 
     work: Callable[[], Result]
@@ -68,7 +68,10 @@ class DecoderPool:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="onea-decode")
         self._queue: list[_DecodingRequest] = []
         self._running: list[int] = []  # pixels of each running job
-        self._turns, self._last_turn = itertools.count(1), dict[Hashable, int]()  # the latter of each waiting client
+        self._turns, self._last_turn = (
+            itertools.count(1),
+            dict[Hashable, int](),
+        )  # counter, and the last turn of each waiting client
 
     def close(self) -> None:
         """Finish the running jobs."""
@@ -78,9 +81,9 @@ class DecoderPool:
         """The results of the jobs of a request. Jobs that have not begun are dropped on cancel and when one fails.
 
         Args:
-            client: whose request it is.
-            jobs: what to run.
-            max_pixels: that a client may have in the queue at the same time, unless they belong to a single request.
+            client: the client that sent the request.
+            jobs: the jobs of the request.
+            max_pixels: maximum for a client in the queue at the same time, unless it has a single request there.
 
         Raises:
             Problem: the client has too many pixels in the queue, and this is the largest of its requests.
@@ -103,7 +106,7 @@ class DecoderPool:
     def _refuse_largest(self, client: Hashable, max_pixels: int) -> None:
         requests = [request for request in self._queue if request.client == client]
         while len(requests) > 1 and sum(request.pixels for request in requests) > max_pixels:
-            largest = max(reversed(requests), key=lambda request: request.pixels)  # of equal ones the newest
+            largest = max(reversed(requests), key=lambda request: request.pixels)  # the newest of equal ones
             requests.remove(largest)
             while largest.jobs:
                 _, future = largest.jobs.popleft()
@@ -171,7 +174,7 @@ def predict_batch(snapshot: Snapshot, requests: Sequence[PredictionRequest]) -> 
 class Batcher:
     """Dynamic batching: collects requests for a moment, or until a batch is full, and predicts them together.
 
-    Requests queue up during a forward pass, so a busy service batches without any wait.
+    Requests queue up during a forward pass, so a busy service batches without waiting.
 
     Args:
         snapshot: returns the version of the model that answers; called for every batch.
@@ -193,7 +196,7 @@ class Batcher:
         self._thread = _torch_thread("onea-predict")
 
     async def predict(self, images: DecodedImages, top: int) -> list[Answer]:
-        """The answers for some images."""
+        """The answers for the images of a request."""
         request = PredictionRequest(images, top, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(request)
         return await request.answers
