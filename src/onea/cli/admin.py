@@ -92,9 +92,9 @@ def undo(model: Model) -> None:
     """Undo the last update: restore the version before it."""
     from onea.model.storage.folder import undo as restore
 
-    undone, now = restore(model)
+    undone, state = restore(model)
     print(f"undid version {undone.version} ({printable(undone.update)})")
-    print(f"{model} is at version {now.version} again, with {plural(len(now.classes), 'class', 'classes')}")
+    print(f"{model} is at version {state.version} again, with {plural(len(state.classes), 'class', 'classes')}")
 
 
 def forget(
@@ -131,12 +131,14 @@ def rename(
     _change(model, next_state, f"merged '{old}' into '{new}'" if merge else f"renamed '{old}' to '{new}'")
 
 
-def _change(model: Model, next_state: Callable[[State, int, str], State], done: str, keep: int | None = None) -> None:
+def _change(
+    model: Model, next_state: Callable[[State, int, str], State], summary: str, keep: int | None = None
+) -> None:
     from onea.model.reports import notes
     from onea.model.storage.folder import change
 
     state = change(model, next_state, keep)
     number = plural(len(state.classes), "class", "classes")
-    print(printable(f"{done}; {model} now has {number} (version {state.version})"))
+    print(printable(f"{summary}; {model} now has {number} (version {state.version})"))
     for note in notes(state.updates[-1]):
         print(printable(note))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from onea.model.evaluation.evaluation import Evaluation, Mistake
     from onea.model.evaluation.metrics import OpenSet, Quality
 
-_MAX_NAMED = 5  # classes in one line
+_MAX_NAMED = 5  # classes on one line
 _MIN_PATH = 20  # characters of a path that are always shown
 _GAPS = 6  # between four columns
 _UNLIMITED = 100_000  # columns of a terminal
@@ -47,7 +47,7 @@ def print_line(console: Console, line: str) -> None:
 
 
 def print_skipped(skipped: Sequence[str]) -> None:
-    """Print which images were left out and why, to stderr."""
+    """Print to stderr which images were left out, and why."""
     for line in group_by_reason(skipped):
         print(printable(f"onea: left out {line}"), file=sys.stderr)
 
@@ -112,7 +112,7 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
 
 def print_classes(console: Console, classes: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each class."""
-    lines = [(each["name"], f"{each['images']:,}") for each in classes]
+    lines = [(info["name"], f"{info['images']:,}") for info in classes]
     console.print(terminal(Table.from_texts("", ("class", "images"), lines)))
 
 
@@ -224,13 +224,14 @@ def print_open_set(console: Console, measures: OpenSet) -> None:
 
 def print_check(console: Console, check: Check, most: int) -> None:
     """Print at most ``most`` rows of each table, and a summary."""
-    needy = [each for each in check.classes if each.needs_attention]
-    if needy:
-        _print_needy(console, needy[:most], check.measured)
-        _print_rest(console, len(needy) - most, "class", "classes")
+    urgent = [entry for entry in check.classes if entry.needs_attention]
+    if urgent:
+        _print_urgent(console, urgent[:most], check.measured)
+        _print_rest(console, len(urgent) - most, "class", "classes")
     if check.suspects:
         suspects = [
-            (each.given, Path(each.image).name, each.likelier, f"{each.ratio:.1f}") for each in check.suspects[:most]
+            (suspect.given, Path(suspect.image).name, suspect.likelier, f"{suspect.ratio:.1f}")
+            for suspect in check.suspects[:most]
         ]
         heads: tuple[str, ...] = ("label", "photo", "likely label", "suspicion")
         _print_table(console, "photos that may be mislabelled, the most suspicious first", heads, suspects, left=3)
@@ -246,51 +247,51 @@ def print_check(console: Console, check: Check, most: int) -> None:
     if check.duplicates:
         duplicates = [
             (
-                each.given,
-                Path(each.image).name,
-                each.other,
-                Path(each.other_image).name,
-                "yes" if each.identical else "nearly",
+                duplicate.given,
+                Path(duplicate.image).name,
+                duplicate.other,
+                Path(duplicate.other_image).name,
+                "yes" if duplicate.identical else "nearly",
             )
-            for each in check.duplicates[:most]
+            for duplicate in check.duplicates[:most]
         ]
         heads = ("label", "photo", "label", "photo", "identical")
         _print_table(console, "photos with two labels", heads, duplicates, left=5)
         _print_rest(console, len(check.duplicates) - most, "pair", "pairs")
-    advice = Counter(each.advice for each in check.classes)
+    advice = Counter(entry.advice for entry in check.classes)
     summary = ", ".join(f"{advice[kind]:,} {kind}" for kind in ADVICE_BY_URGENCY[::-1] if advice[kind])
     console.print(shown(f"{class_count(len(check.classes))}: {summary} (version {check.version})"))
     if not check.measured:
         print_line(console, "give a folder of photos to measure each class and to find mislabelled photos")
 
 
-def _print_needy(console: Console, classes: Sequence[ClassCheck], measured: bool) -> None:
+def _print_urgent(console: Console, classes: Sequence[ClassCheck], measured: bool) -> None:
     if measured:
         shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
-        curves = ("  ".join(f"{100 * share:.0f}" for share in each.curve or ()) or MISSING for each in classes)
+        curves = ("  ".join(f"{100 * share:.0f}" for share in entry.curve or ()) or MISSING for entry in classes)
         heads = ["class", "advice", "confused with", "photos", f"correct % with {shares} % of them"]
         lines = [
-            [each.name, each.advice, each.rival or "", f"{each.photos:,}", curve]
-            for each, curve in zip(classes, curves, strict=True)
+            [entry.name, entry.advice, entry.rival or "", f"{entry.photos:,}", curve]
+            for entry, curve in zip(classes, curves, strict=True)
         ]
     else:
         heads = ["class", "advice", "most similar", "photos"]
-        lines = [[each.name, each.advice, each.rival or "", f"{each.taught:,}"] for each in classes]
+        lines = [[entry.name, entry.advice, entry.rival or "", f"{entry.taught:,}"] for entry in classes]
     _print_table(console, "classes to improve, the most urgent first", heads, lines, left=3)
 
 
 def _print_held_out_mistakes(console: Console, mistakes: Mistakes, most: int) -> None:
     if mistakes.absorbing:
         absorbing = [
-            (each.name, f"{each.mistakes:,}", f"{100 * each.share:.0f}", ", ".join(each.of))
-            for each in mistakes.absorbing[:most]
+            (entry.name, f"{entry.mistakes:,}", f"{100 * entry.share:.0f}", ", ".join(entry.of))
+            for entry in mistakes.absorbing[:most]
         ]
         heads: tuple[str, ...] = ("class", "mistakes", "of all %", "true classes")
         _print_table(console, "classes that many images are misclassified as", heads, absorbing)
     if mistakes.misclassified:
         often = [
-            (each.name, f"{each.mistakes:,} of {each.images:,}", each.predicted)
-            for each in mistakes.misclassified[:most]
+            (entry.name, f"{entry.mistakes:,} of {entry.images:,}", entry.predicted)
+            for entry in mistakes.misclassified[:most]
         ]
         _print_table(console, "classes that are often misclassified", ("class", "mistakes", "mostly as"), often)
         _print_rest(console, len(mistakes.misclassified) - most, "class", "classes")
@@ -299,9 +300,9 @@ def _print_held_out_mistakes(console: Console, mistakes: Mistakes, most: int) ->
         print_line(console, f"{mistakes.mistakes:,} of {photos} misclassified")
 
 
-def _print_rest(console: Console, number: int, one: str, many: str) -> None:
+def _print_rest(console: Console, number: int, singular: str, plural_form: str) -> None:
     if number > 0:
-        print_line(console, f"and {plural(number, one, many)} more (--most, --json)")
+        print_line(console, f"and {plural(number, singular, plural_form)} more (--most, --json)")
 
 
 # onea export

@@ -76,21 +76,21 @@ def evaluate(
     rate, unknown_folder = _rate_and_folder(unknown or [])
     snapshot = load_for(model, backbone=backbone, device=device, threads=threads, unknown=rate).snapshot()
     with PredictionBar() as bar:
-        found = measure(snapshot, folder, unknown=unknown_folder, on_bad=on_bad, progress=bar)  # type: ignore[arg-type]
-    print_skipped(found.skipped)
+        evaluation = measure(snapshot, folder, unknown=unknown_folder, on_bad=on_bad, progress=bar)  # type: ignore[arg-type]
+    print_skipped(evaluation.skipped)
     if as_json:
-        print(printable(json.dumps(found.as_json(), ensure_ascii=False)))
+        print(printable(json.dumps(evaluation.as_json(), ensure_ascii=False)))
     else:
-        print_evaluation(Console(), found)
+        print_evaluation(Console(), evaluation)
         if wrong:
-            print_mistakes(Console(), found.mistakes)
-        if found.open_set:
-            print_open_set(Console(), found.open_set)
+            print_mistakes(Console(), evaluation.mistakes)
+        if evaluation.open_set:
+            print_open_set(Console(), evaluation.open_set)
     if figure:
-        paths = [save(confusion_picture(found), figure)]
-        if found.open_set:
+        paths = [save(confusion_picture(evaluation), figure)]
+        if evaluation.open_set:
             second = figure.with_name(f"{figure.stem}-unknown{figure.suffix}")
-            paths.append(save(open_set_picture(found.open_set), second))
+            paths.append(save(open_set_picture(evaluation.open_set), second))
         print(*paths, sep="\n", file=sys.stderr if as_json else sys.stdout)
 
 
@@ -164,7 +164,7 @@ def check(
         state = read_state(model, read_manifest(model).versions.current)
         if not state.classes:
             raise OneaError(NO_CLASSES)
-        found = check_model(state)
+        result = check_model(state)
     else:
         check_folder(folder, CLASS_FOLDERS)
         check_writable(out)
@@ -173,26 +173,26 @@ def check(
         print_skipped(batch.skipped)
         for line in folder_notes(batch.ignored_files, batch.group_folders):
             print(f"onea: {line}", file=sys.stderr)
-        found = check_photos(snapshot, batch)
-        figures = _draw(found, out)
+        result = check_photos(snapshot, batch)
+        figures = _draw(result, out)
     if as_json:
-        print(printable(json.dumps(found.as_json() | {"pictures": list(map(str, figures))}, ensure_ascii=False)))
+        print(printable(json.dumps(result.as_json() | {"pictures": list(map(str, figures))}, ensure_ascii=False)))
     else:
-        print_check(Console(), found, most)
+        print_check(Console(), result, most)
         for path in figures:
             print(path)
 
 
-def _draw(found: Check, out: Path) -> list[Path]:
+def _draw(result: Check, out: Path) -> list[Path]:
     """Write the figures for which there is something to draw."""
     from onea.model.evaluation.pictures import MOST_PHOTOS, PHOTO_SIDE, curves_picture, suspects_picture
     from onea.model.learning.images import read_unlabelled
     from onea.presentation.style import save
 
-    suspects = found.suspects[:MOST_PHOTOS]
+    suspects = result.suspects[:MOST_PHOTOS]
     photos = read_unlabelled([suspect.image for suspect in suspects], PHOTO_SIDE).pixels
     figures = {
-        "learning-curves.png": curves_picture(found),
+        "learning-curves.png": curves_picture(result),
         "suspicious-photos.png": suspects_picture(suspects, photos),
     }
     return [save(figure, out / name) for name, figure in figures.items() if figure]

@@ -94,11 +94,18 @@ def teach(
     source = background or folder
     if source is None or (folder and background):
         raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
-    params = {"backbone": backbone, "image_size": image_size, "preset": preset, "epochs": epochs, "seed": seed}
-    given = {key: value for key, value in (params | {"unknown": unknown}).items() if value is not None}
+    params: dict[str, Any] = {
+        "backbone": backbone,
+        "image_size": image_size,
+        "preset": preset,
+        "epochs": epochs,
+        "seed": seed,
+        "unknown": unknown,
+    }
+    params = {name: value for name, value in params.items() if value is not None}
     machine = {"device": device, "precision": precision, "threads": threads}
     with LearningBar() as bar:
-        taught = teach_folder(model, source, name, given, machine, on_bad, bar, background=background is not None)
+        taught = teach_folder(model, source, name, params, machine, on_bad, bar, background=background is not None)
     print_learned(Console(), taught, model, time.perf_counter() - started)
 
 
@@ -133,7 +140,7 @@ def predict(
     check_image_options(on_bad, max_megapixels)
     if top < 1:
         raise OneaError(f"--top is {top}; it must be at least 1.")
-    files = [file for place in images for file in find_images(place)]
+    files = [file for path in images for file in find_images(path)]
     snapshot = load_for(model, backbone=backbone, device=device, threads=threads, unknown=unknown).snapshot()
     with PredictionBar() as bar:
         batch = snapshot.read(files, on_bad, bar)  # type: ignore[arg-type]
@@ -220,9 +227,9 @@ def export(
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     snapshot = load_for(model, backbone=backbone, device="cpu").snapshot()
-    place = out or default_path(model, to, precision)
+    path = out or default_path(model, to, precision)
     options: dict[str, Any] = {"preprocess": preprocess, "precision": precision, "check": check, "force": force}
-    exported = write(snapshot, to, place, **options)  # type: ignore[arg-type]
+    exported = write(snapshot, to, path, **options)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
     print(f"{exported.path}: {class_count(len(snapshot.classes))}, version {snapshot.version}, {precision}{opset}")
     print(f"{exported.input}; see {exported.description}")

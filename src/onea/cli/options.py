@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of commands: those that several commands share, and those made from the fields of a dataclass."""
+"""Options that several commands share, and options made from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from onea.options import MachineOptions, option_help
 Command = Callable[..., None]
 
 
-def meaning(kind: type, name: str) -> str:
-    """The description of a field in the docstring of its dataclass, as the help of an option.
+def field_help(kind: type, name: str) -> str:
+    """The description of a field in the docstring of its dataclass, as the help text of an option.
 
-    >>> meaning(MachineOptions, "threads")
+    >>> field_help(MachineOptions, "threads")
     'Number of CPU threads; 0 uses all.'
     """
     text = option_help(kind)[name]
@@ -39,7 +39,7 @@ def options_of(kind: type, leave_out: Collection[str] = ()) -> Callable[[Command
     the ``panel`` in the metadata of their field.
     """
 
-    def with_options(command: Command) -> Command:
+    def add_options(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         taken = {parameter.name for parameter in own}.union(leave_out)
@@ -57,7 +57,7 @@ def options_of(kind: type, leave_out: Collection[str] = ()) -> Callable[[Command
         called.__signature__ = signature.replace(parameters=[*first, *added.values(), *last])  # type: ignore[attr-defined]
         return called
 
-    return with_options
+    return add_options
 
 
 def _parameter(kind: type, field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
@@ -73,7 +73,7 @@ def _parameter(kind: type, field: dataclasses.Field[Any], hint: Any) -> inspect.
     has_default = field.default is not None and field.default is not False and field.default != ()
     option = typer.Option(
         *names,
-        help=meaning(kind, field.name),
+        help=field_help(kind, field.name),
         show_default=str(field.default) if has_default else False,
         rich_help_panel=field.metadata.get("panel"),
     )
@@ -90,7 +90,7 @@ def check_image_options(on_bad: str, max_megapixels: int | None) -> None:
 
 
 def _machine_option(name: str) -> Any:
-    return typer.Option(help=meaning(MachineOptions, name))
+    return typer.Option(help=field_help(MachineOptions, name))
 
 
 # Options that several commands have.

@@ -15,7 +15,7 @@ import typer
 
 from onea.errors import OneaError, install_command
 
-_TUESDAY = "☯"  # the other classes are taught on Monday
+_TUESDAY = "☯"  # taught on Tuesday, the other classes on Monday
 _SUITS = {"♠": "spade", "♥": "heart", "♦": "diamond", "♧": "club"}
 _WEATHER = {"☀": "sun", "☁": "cloud", "☂": "umbrella", "⚡": "lightning"}
 _NAMES = _SUITS | _WEATHER | {_TUESDAY: "yin-yang"}

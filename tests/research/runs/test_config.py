@@ -12,7 +12,7 @@ import typer
 from support import ROOT
 
 from onea.cli.app import app
-from onea.cli.options import meaning, options_of
+from onea.cli.options import field_help, options_of
 from onea.research.record import find_record_files, read_record_file
 from onea.research.runs.config import RunConfig
 from onea.research.runs.grid import RecordStore
@@ -73,7 +73,7 @@ def test_every_field_of_a_run_is_an_option_with_its_meaning() -> None:
     by_name = options("run")
     for item in fields(RunConfig):
         if item.name != "options":
-            assert by_name[item.name].help == meaning(RunConfig, item.name)
+            assert by_name[item.name].help == field_help(RunConfig, item.name)
             assert by_name[item.name].default is None, "a default would override the YAML file"
             assert by_name[item.name].help[-1] == "."
     assert by_name["gamma"].show_default == "0.01"

@@ -66,14 +66,14 @@ def _methods() -> Table:
 
 def _options(name: str, preset: str, data: str) -> Table:
     """The options of a method with their values in a run with this preset and dataset."""
-    from onea.cli.options import meaning
+    from onea.cli.options import field_help
     from onea.options import list_options
     from onea.research.methods import method_class
     from onea.research.paper.plan import option_values
 
     kind, values = method_class(name).Options, option_values(name, preset, data)
     rows = [
-        (f"--{option.replace('_', '-')}", str(values[option]), meaning(kind, option))
+        (f"--{option.replace('_', '-')}", str(values[option]), field_help(kind, option))
         for option, *_ in list_options(kind)
     ]
     title = f"options of {name}, preset {preset}, for {data}"

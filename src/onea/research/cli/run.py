@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onea.cli.options import MaxMegapixels, meaning, options_of
+from onea.cli.options import MaxMegapixels, field_help, options_of
 from onea.data.pixel_limit import allow_megapixels
 from onea.errors import OneaError
 from onea.research.runs.config import RunConfig, make_config, read_yaml
@@ -23,7 +23,7 @@ _COMMAND_LINE_ONLY = ("config", "out", "track", "track_to", "try_rates", "max_me
 @options_of(RunConfig, leave_out=["options"])
 def run(
     context: typer.Context,
-    method: Annotated[str | None, typer.Argument(help=meaning(RunConfig, "method"))] = None,
+    method: Annotated[str | None, typer.Argument(help=field_help(RunConfig, "method"))] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with options of the run.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the run.", show_default="a new one in runs/")
