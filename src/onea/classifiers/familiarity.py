@@ -45,7 +45,7 @@ class Signals(Scorer):
     unusual images may be most similar to one class, and classes with large variance attract images of unknown classes.
 
     Args:
-        statistics: of all classes.
+        statistics: statistics of all classes.
         scores_are_likelihoods: whether scores are those of ``RegularisedGaussian``; otherwise they are computed here.
         background: features of images without a class, ``[N, width]``; may be empty.
     """
@@ -148,7 +148,7 @@ class Familiarity(Scorer):
     its probability is always one.
 
     Args:
-        signals: of features and scores.
+        signals: signals of features and scores.
         held_out: signals of held-out images of known classes, ``[R, 5]``.
         left_out: standardised signals of images of classes that were left out, ``[S, 5]``.
     """

@@ -90,8 +90,8 @@ class GaussianScores(Scorer):
 
     Args:
         whitening: ``[width, width]``.
-        origin: of features, ``[width]``.
-        means: of each class in the whitened space, ``[C, width]``.
+        origin: origin of features, ``[width]``.
+        means: means of each class in the whitened space, ``[C, width]``.
         axes: unit eigenvectors of the covariance of each class there, ``[C, r, width]``.
         variances: variances along these axes, ``[C, r]``; those along all others are one.
     """

@@ -33,11 +33,11 @@ class RandomFeatureSums:
     position in their class, so the sums do not depend on the order of tasks with different classes.
 
     Attributes:
-        projection: of features to random features, ``[width, M]``.
+        projection: projection of features to random features, ``[width, M]``.
         gram: ``H^T H`` of the training images and of the held-out ones, ``[2, M, M]``.
         hits: ``H^T Y``, ``[2, M, C]``.
         counts: images of each class, ``[2, C]``.
-        seed: of the projection.
+        seed: seed of the projection.
     """
 
     projection: Tensor
@@ -114,7 +114,7 @@ class RanPAC(Classifier):
 
     Attributes:
         features: the number of random features (M). The sums take 8 M^2 bytes.
-        seed: of the random features.
+        seed: seed of the random features.
     """
 
     title: ClassVar[str] = "RanPAC"

@@ -34,8 +34,8 @@ class ClassStatistics:
         counts: number of images of each class, ``[C]``.
         scatter: pooled over all classes, ``[width, width]`` float64; None where it is not kept.
         freedom: degrees of freedom of the scatter: images less classes.
-        factors: of the scatter of each class, ``[C, directions, width]`` float32: ``factor^T factor`` approximates it.
-            Unused rows are zero. None where they are not kept.
+        factors: factor of the scatter of each class, ``[C, directions, width]`` float32; ``factor^T factor``
+            approximates it. Unused rows are zero. None where they are not kept.
         cut: for each class, a bound on the spectral norm of what was truncated from its scatter, ``[C]``.
         unit_length: whether features are normalised to length one first.
     """

@@ -20,9 +20,9 @@ def leave_folds_out(
     """The images of each fold, ``bool [N]``, with statistics of all other folds and earlier images.
 
     Args:
-        statistics: of earlier images.
+        statistics: statistics of earlier images.
         views: features of the images, ``[views, N, width]``.
-        labels: their classes.
+        labels: classes of the images.
         groups: images of a class with the same group are in the same fold.
         folds: maximum number of folds.
     """
@@ -40,9 +40,9 @@ def leave_classes_out(
     Only classes that are new with these images are left out, in turn; none if there is no other class.
 
     Args:
-        statistics: of earlier images.
+        statistics: statistics of earlier images.
         views: features of the images, ``[views, N, width]``.
-        labels: their classes.
+        labels: classes of the images.
         groups: images of a class with the same group are in the same fold.
         held_out: images that the adapter was not trained on, which are tested; if there are none, all images are.
         folds: maximum number of folds.

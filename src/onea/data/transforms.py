@@ -173,7 +173,7 @@ def crop_resize(
         size: (height, width) of the result.
         kind: interpolation filter.
         mirrored: which results to flip horizontally, ``[B]``.
-        dtype: of the products and the result.
+        dtype: dtype of the products and the result.
 
     Returns:
         ``[B, channels, *size]`` in the units of the input.

@@ -32,11 +32,11 @@ class FixedViews:
         runtime: device and precision.
         images: all images.
         rows: the images with views, ``int64 [N]``.
-        crops: of each view after the first, from ``images.sample_crops`` for these rows.
+        crops: crops of each view after the first, from ``images.sample_crops`` for these rows.
         crop_scale: argument of ``images.sample_crops``.
-        hooks: of all blocks, below and above the tokens.
-        dtype: of the cache. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller than
-            its largest number.
+        hooks: hooks of all blocks, below and above the tokens.
+        dtype: dtype of the cache. Half precision has three more bits than bfloat16, and tokens of a ViT are far
+            smaller than its largest number.
         for_crops: network and runtime for all views but the first, if they have another precision.
         block: the block that the tokens enter; by default the first block with a hook.
 

@@ -27,7 +27,7 @@ def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = Non
 
     Args:
         orders: the images of each class in random order.
-        share: of the images of a class.
+        share: share of the images of a class.
         groups: the group of each image, such as a series of photos. Whole groups are held out, because an image is easy
             to predict after training on others of its group. Of a group that is larger than the share, consecutive
             images are held out.

@@ -106,8 +106,8 @@ def train_with_local_head(
         task: the training images.
         recipe: hyper-parameters.
         runtime: device and precision.
-        contrastive_weight: of the contrastive loss.
-        margin: of the contrastive loss.
+        contrastive_weight: weight of the contrastive loss.
+        margin: margin of the contrastive loss.
         head_lr_scale: factor on the learning rate of the head.
         batches: inputs of the network, if not random crops of the task's images.
         should_stop: called after each epoch; True ends the training.

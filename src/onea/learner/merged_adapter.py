@@ -38,7 +38,7 @@ class MergedAdapter:
     """The adapter that is kept between tasks, with the state of the merge.
 
     Attributes:
-        tensors: its weights.
+        tensors: weights of the adapter.
         classes: the number of classes merged into it.
         samples: the number of images merged into it.
         operator_state: tensors that the operator needs at the next merge.

@@ -33,12 +33,12 @@ class Task:
     (3, 2)
 
     Attributes:
-        index: counted from 0.
-        classes: the labels of its classes.
+        index: number of the task, counted from 0.
+        classes: labels of its classes.
         images: all images of the stream.
-        rows: of the task's images, ``int64 [N]``.
-        labels: of the task's images, ``int64 [N]``.
-        seed: of the run; every random number depends on it, the index and a purpose.
+        rows: rows of the task's images, ``int64 [N]``.
+        labels: labels of the task's images, ``int64 [N]``.
+        seed: seed of the run; every random number depends on it, the index and a purpose.
         cumulative_task: returns a task with the images of all tasks up to this one, for joint training.
     """
 

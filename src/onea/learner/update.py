@@ -37,7 +37,7 @@ class LearnerState:
 
     Attributes:
         adapter: the merged adapter.
-        statistics: of the features of each class, by kind; all classifiers of a kind share them.
+        statistics: statistics of the features of each class, by kind; all classifiers of a kind share them.
         features: stored features of some earlier images, ``[..., width]`` by name; their drift is compensated as well.
     """
 
@@ -107,7 +107,7 @@ class UpdateResult:
     Attributes:
         state: the new state.
         state_before_adding: the new adapter, with statistics of earlier images only.
-        features: of the new images with the new adapter, ``[samples_per_image, N, width]``.
+        features: features of the new images with the new adapter, ``[samples_per_image, N, width]``.
         report: on training, merge and check, for JSON.
     """
 
@@ -129,10 +129,10 @@ def learn_update(
     """Learn new images, of new or known classes.
 
     Args:
-        state: of the learner; it is not changed.
-        images: of the update.
+        state: state of the learner; it is not changed.
+        images: images of the update.
         train_and_merge: trains an adapter on the images that are not held out, and merges it; None keeps the adapter.
-        kind: of the statistics that ``classifier`` is fitted to.
+        kind: kind of the statistics that ``classifier`` is fitted to.
         classifier: predicts the held-out images for the check.
         compensate_drift: whether to compensate the drift of features in the statistics of earlier classes.
     """

@@ -77,7 +77,7 @@ def merge_files(
         out: a ``.safetensors`` file or, for LoRA, a folder; must not exist. The card is ``OUT.merge.json`` or, for
             LoRA, ``merge.json`` inside the folder.
         operator: a name in ``OPERATORS``.
-        options: of the operator.
+        options: options of the operator.
         classes: number of classes of each input; states of research runs include it.
         samples: number of samples that each input was trained on; by default the same as the classes.
         rank: rank of a LoRA result; by default the rank of the merged updates.

@@ -139,7 +139,7 @@ def effective_gate(gates: Tensor, change: Tensor) -> Tensor:
     """The single gate for all directions of a matrix that gives an update of the same norm, ``[matrices]``.
 
     Args:
-        gates: of the directions, ``[matrices, directions]``.
+        gates: gates of the directions, ``[matrices, directions]``.
         change: the difference of align and base along each direction, ``[matrices, directions, in]``.
 
     >>> effective_gate(torch.tensor([[0.5, 1.0]]), torch.tensor([[[4.0], [0.0]]]))

@@ -46,11 +46,11 @@ class Answer:
     'unsure: kiwi or lemon'
 
     Attributes:
-        image: its path or number.
+        image: path or number of the image.
         top: the most probable classes with their probabilities, best first, for every verdict.
-        none: the probability that it shows none of the classes; 0 if ``unknown`` is switched off.
-        version: of the model.
-        candidates: for the verdict ``unsure``, the fewest classes, two or three, that have a majority together.
+        none: the probability that the image shows none of the classes; 0 if ``unknown`` is switched off.
+        version: version of the model.
+        candidates: for the verdict ``unsure``, the two or three most probable classes, which have a majority together.
     """
 
     image: str
@@ -61,14 +61,14 @@ class Answer:
 
     @property
     def verdict(self) -> Verdict:
-        """``unknown`` or ``answer``, if none or one of the classes has the majority; otherwise ``unsure``."""
+        """``unknown`` or ``answer``, if none of the classes or one class has the majority; otherwise ``unsure``."""
         if self.none > MAJORITY:
             return "unknown"
         return "answer" if self.top[0][1] >= MAJORITY else "unsure"
 
     @property
     def label(self) -> str:
-        """The most probable class, also of an unsure answer; or ``unknown``."""
+        """The most probable class, also for ``unsure``; or ``unknown``."""
         return UNKNOWN if self.verdict == "unknown" else self.top[0][0]
 
     @property
@@ -119,8 +119,8 @@ class Distribution:
     """Probabilities of some images; they add up to 1 for each image.
 
     Attributes:
-        classes: of each class, ``[N, classes]``.
-        none: of none of the classes, ``[N]``.
+        classes: probability of each class, ``[N, classes]``.
+        none: probability of none of the classes, ``[N]``.
     """
 
     classes: Tensor
@@ -137,7 +137,7 @@ class Scores:
     """Scores of some images.
 
     Attributes:
-        scores: of each image for every class, ``[N, classes]``; the largest is that of the predicted class.
+        scores: scores of each image for every class, ``[N, classes]``; the largest is that of the predicted class.
         familiarity: similarity of each image to the images that were taught, ``[N]``.
     """
 
@@ -160,14 +160,15 @@ class Snapshot:
     (1, ('noise',), 'noise')
 
     Attributes:
-        version: its number.
-        classes: in the order of the columns of ``predict_proba``.
-        state: of the model.
+        version: number of the version.
+        classes: names of the classes, in the order of the columns of ``predict_proba``.
+        state: state of the model.
         engine: the network.
         scorer: computes scores from features.
         familiarity: computes familiarity from features and scores.
         threshold: the familiarity below which an image is ``unknown``; minus infinity if none is.
-        slope: of the log-odds that an image shows none of the classes, by its familiarity; they are 0 at the threshold.
+        slope: slope of the log-odds that an image shows none of the classes, as a function of its familiarity; they
+            are 0 at the threshold.
     """
 
     def __init__(self, engine: Engine, state: State, unknown_rate: float | None):

@@ -137,9 +137,9 @@ def calibrate(
     Args:
         state: the model after the update.
         before: the statistics without these images.
-        views: their features, ``[views, N, width]``.
-        rows: their classes.
-        groups: their series.
+        views: features of the images, ``[views, N, width]``.
+        rows: classes of the images.
+        groups: series of the images.
         untrained: images that the adapter was not trained on, ``bool [N]``; none if it was trained on no image. The
             temperature is fitted to these alone.
         earlier: the model before the update; None if its signals should stay unchanged.

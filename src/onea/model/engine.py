@@ -36,7 +36,7 @@ class Engine:
     Attributes:
         vit: the network, in float32.
         preprocess: computes the input of the network from square images.
-        side: of these images, in pixels.
+        side: side length of these images, in pixels.
         backbone: the description of the network in a model folder; ``depth`` only if not all blocks are used.
     """
 

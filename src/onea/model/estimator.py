@@ -75,40 +75,41 @@ class OneA(VersionedModel, Parameters):
     Args:
         backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, takes smaller
             images and is less accurate), a timm ``architecture.tag`` name or a ``.safetensors`` file.
-        depth: the number of blocks of the network to use; 0 is all. By default all, but without the last block of
+        depth: the number of blocks of the network to use; 0 uses all. By default all, but without the last block of
             ``fast``, which is specialised in the classes that the network was trained on.
         image_size: side in pixels of the input of the network; by default the side that it was trained on.
-        unknown: share of images of known classes that may be predicted as ``unknown`` (-1 if classes are numbers); with
-            0 or None, ``unknown`` is never predicted.
-        held_out: share of each new class's images that are used for calibration instead of training.
+        unknown: fraction of images of known classes that may be predicted as ``unknown`` (-1 if classes are numbers);
+            with 0 or None, ``unknown`` is never predicted.
+        held_out: fraction of the images of each new class that is used for calibration instead of training.
         keep: the number of earlier versions for ``undo``.
         preset: how the adapter is trained and merged: ``auto`` (One-A+ in the upper blocks, on half of the patches,
-            for three epochs), ``thorough`` (in all blocks, on all patches, for eight epochs: five times the work) or
+            for three epochs), ``thorough`` (in all blocks, on all patches, for eight epochs: five times the cost) or
             ``paper`` (One-A, as published).
-        epochs: for an update of ten classes; fewer for smaller updates, more for larger ones. The preset's, if None.
-        learning_rate: the preset's, if None.
-        batch_size: images per training step; the preset's, if None.
-        rank: width of the adapter; the preset's, if None.
+        epochs: number of epochs for an update of ten classes; fewer for smaller updates, more for larger ones. If None,
+            that of the preset.
+        learning_rate: peak learning rate; if None, that of the preset.
+        batch_size: images per training step; if None, that of the preset.
+        rank: width of the adapter; if None, that of the preset.
         single_class: whether an update of one class trains the adapter: ``skip`` (only its statistics are computed, in
             seconds) or ``train``.
         readout: the classifier: ``rgda`` (the likelihood of a Gaussian per class), ``slda`` (of Gaussians with one
             covariance), ``whitened`` (cosine to the prototypes, with features whitened by the pooled within-class
             covariance), ``ncm`` (cosine to the prototypes, as in the paper) or another that
             ``onea methods --classifiers`` lists.
-        views: the number of views of an image in the statistics of its class: the whole image, then random crops. The
-            preset's, if None: 3 with ``thorough``; with ``auto`` 2, or 1 in an update with 50 or more images per class
-            on average. The paper has 1.
+        views: the number of views of an image in the statistics of its class: the whole image, then random crops. If
+            None, that of the preset: 3 with ``thorough``; with ``auto`` 2, or 1 in an update with 50 or more images per
+            class on average. The paper has 1.
         follow_drift: whether the statistics of old classes are updated when the adapter changes (in the paper: no).
         mirror: whether training images may be flipped horizontally.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
             preset). Models have ``min_share=0.5``: an update trains the adapter if it has at least as many classes as
             the adapter was trained on before; any other update computes statistics only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
-        precision: of an update that trains, and of random crops: ``auto``, ``bf16``, ``fp32`` or ``fp8`` (only of the
-            training steps). Predictions are always computed in fp32.
-        threads: CPU threads; 0 is all.
+        precision: precision of training and of random crops: ``auto``, ``bf16``, ``fp32`` or ``fp8`` (training steps
+            only). Predictions are always computed in fp32.
+        threads: number of CPU threads; 0 uses all.
         verbose: whether a terminal or a notebook shows a progress bar for updates and predictions of many images.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
     """
 
     def __post_init__(self) -> None:
@@ -163,7 +164,7 @@ class OneA(VersionedModel, Parameters):
         return self._last_report
 
     def fit(self, X: Any, y: Any = None) -> OneA:
-        """Forget all classes and learn these; a loaded model uses the options that it was saved with."""
+        """Replace all classes by these; a loaded model uses the options that it was saved with."""
         with self._without_classes():
             return self.learn(X, y)
 
@@ -190,8 +191,8 @@ class OneA(VersionedModel, Parameters):
             images: a folder with one folder of images for each class; a Hugging Face dataset or a loader of
                 ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.
             labels: the class of each image, if ``images`` has none.
-            name: of the update in the history.
-            progress: is notified of the progress; or whether to show a progress bar, by default ``verbose``.
+            name: name of the update in the history.
+            progress: callbacks for the progress, or whether to show a progress bar; by default ``verbose``.
             on_bad: ``fail`` or ``skip`` images that cannot be read.
 
         Raises:
@@ -230,15 +231,15 @@ class OneA(VersionedModel, Parameters):
     def learn_background(
         self, images: Any, *, name: str | None = None, progress: Progress | bool | None = None, on_bad: OnBad = "fail"
     ) -> OneA:
-        """Learn images of none of the classes in one update, so that similar images are ``unknown``; no class changes.
+        """Learn background images in one update, so that similar images are predicted ``unknown``; no class changes.
 
-        An image that is nearer to one of them than to every class becomes less familiar. Features of a random sample of
-        all background images are stored.
+        Background images show none of the classes. An image that is nearer to one of them than to any class becomes
+        less familiar. Features of a random sample of all background images are stored.
 
         Args:
-            images: as for ``predict``.
-            name: of the update in the history.
-            progress: is notified of the progress; or whether to show a progress bar, by default ``verbose``.
+            images: images as for ``predict``.
+            name: name of the update in the history.
+            progress: callbacks for the progress, or whether to show a progress bar; by default ``verbose``.
             on_bad: ``fail`` or ``skip`` images that cannot be read.
 
         Raises:
@@ -328,7 +329,7 @@ class OneA(VersionedModel, Parameters):
 
 
 def load(path: str | Path, **params: Any) -> OneA:
-    """The model in a folder, ready to answer and to learn more.
+    """Load the model in a folder.
 
     >>> import numpy as np, tempfile
     >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
@@ -337,11 +338,11 @@ def load(path: str | Path, **params: Any) -> OneA:
     ['noise']
 
     Args:
-        path: a folder that ``save`` or ``onea teach`` made.
-        params: of ``OneA``, to replace the saved ones, such as ``device="cuda"``.
+        path: a folder that ``save`` or ``onea teach`` created.
+        params: parameters of ``OneA`` that replace the saved ones, such as ``device="cuda"``.
 
     Raises:
-        OneaError: there is no model, it is damaged or of a newer format, or its backbone is missing.
+        OneaError: the folder has no model, the model is damaged or of another format, or its backbone is missing.
     """
     folder = Path(path)
     manifest, current = read_current(folder)

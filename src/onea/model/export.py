@@ -87,8 +87,8 @@ class Export:
     """An exported file.
 
     Attributes:
-        path: of the file.
-        description: the path of the JSON file beside it.
+        path: path of the file.
+        description: path of the JSON file next to it.
         input: a description of its input.
         difference: the largest difference between its probabilities and those of the model.
         quality: the comparison on labelled photos, for ``int8``.
@@ -119,11 +119,11 @@ def export(
     Args:
         model: the version to export.
         to: the format.
-        path: of the file.
+        path: path of the file.
         preprocess: whether the input is photos of any size instead of square images; the default for ONNX.
         precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
         check: folder of class folders with the photos for the check of ``int8``; untaught classes are ignored.
-        force: replace a file that is no earlier export, or one of another kind or precision.
+        force: replace a file that is not an earlier export, or is one of another kind or precision.
 
     Raises:
         OneaError: a library is missing, the file cannot be written, or its predictions differ.
@@ -292,9 +292,9 @@ def check_path(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> No
     """Refuse a path that cannot be written, or is not an earlier export of this kind and precision.
 
     Args:
-        path: of the file.
-        to: its format.
-        facts: its description.
+        path: path of the file.
+        to: format of the file.
+        facts: description of the export.
         force: replace any file.
     """
     ending, description = ENDINGS[to], description_path(path)

@@ -46,9 +46,9 @@ class HeldOutImages:
     """Images held out of training, newest first.
 
     Attributes:
-        features: of each image, ``[H, views, width]``.
+        features: features of each image, ``[H, views, width]``.
         rows: the class of each image, ``[H]``.
-        fingerprints: of each image, ``[H, 2]``, so that an image that is taught again is held out again.
+        fingerprints: fingerprints of each image, ``[H, 2]``, so that an image that is taught again is held out again.
     """
 
     features: Tensor

@@ -24,7 +24,7 @@ class Conflict:
     """A photo that also exists with another class.
 
     Attributes:
-        image: its name.
+        image: name of the image.
         label: the class that it was taught as.
         other: the other class.
     """

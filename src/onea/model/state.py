@@ -79,8 +79,8 @@ class State:
         backbone: name and sha256 of the frozen network, and its depth if not all blocks are used; the licence of its
             weights if known; for a file, its name without the folder and its configuration.
         preprocess: preprocessing of the images.
-        options: of the training and the merge.
-        classes: their names.
+        options: options of the training and the merge.
+        classes: names of the classes.
         adapter: the merged adapter.
         adapter_images: the number of images of each class that the adapter was trained on, forgotten classes included.
         statistics: mean of each class, and the scatter around the means.
@@ -90,17 +90,17 @@ class State:
         left_out_signals: signals of images whose class was left out of the statistics, standardised, ``[S, 5]``.
         left_out_signal_rows: the class of each of these images, ``[S]``.
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
-        temperature: of the softmax.
+        temperature: temperature of the softmax.
         calibration_images: the number of images that the temperature was fitted to.
         updates: the history, oldest first.
-        fingerprints: of the images learned, ``int64 [P, 2]``.
+        fingerprints: fingerprints of the images learned, ``int64 [P, 2]``.
         fingerprint_rows: the class of each of these images, ``[P]``.
         held_out_features: features of images held out of training, newest first, ``[H, views, width]``; exact in
             bfloat16.
         held_out_rows: the class of each of these images, ``[H]``.
-        held_out_fingerprints: their fingerprints, ``[H, 2]``.
+        held_out_fingerprints: fingerprints of these images, ``[H, 2]``.
         integer_labels: whether the classes of the first update were given as whole numbers.
-        id: random, new for each state.
+        id: random identifier, new for each state.
     """
 
     version: int

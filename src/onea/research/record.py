@@ -53,7 +53,7 @@ class Record(TypedDict, total=False):
         open_set: with ``--open-set``, after each task the AUROC in percent of test images of seen against unseen
             classes; None after the last task.
         tasks: for each task, its numbers of classes and images, its training and its merge.
-        metrics: what ``onea.metrics.summarise`` makes of the counts.
+        metrics: the metrics that ``onea.metrics.summarise`` computes from the counts.
         cost: after some tasks, FLOPs and forward passes per image, and bytes of state.
         timings: seconds of learning and evaluation of each task.
         memory: peak memory of host and device.

@@ -154,9 +154,9 @@ def make_stream(
         tasks: number of tasks; required for ``step`` and ``balanced``, otherwise that of the sizes or groups.
         kind: ``step`` (sizes decay exponentially), ``balanced``, ``sizes`` (given) or ``natural`` (groups of the data).
         gamma: for ``step``, the weight of the smallest task relative to the largest.
-        sizes: for ``sizes``, the sizes.
+        sizes: for ``sizes``, the number of classes of each task.
         order: order of the tasks; None is shuffled for ``step`` and as given for other kinds.
-        seed: of the class order, and of the shuffling of tasks.
+        seed: seed of the class order, and of the shuffling of tasks.
         groups: for ``natural``, the groups; ignored for other kinds.
         long_tail: mu, the number of images of the rarest class relative to the commonest, if they are long-tailed.
         n_max: number of images of the commonest class; required with ``long_tail``.

@@ -85,7 +85,7 @@ class NetworkConfig:
         crop_pct: side of the crop as a share of the side of the resized image.
         crop_mode: ``center`` (the short side is resized, the centre cropped), ``squash`` (stretched to a square), or
             ``border``.
-        licence: of the weights, in the notation of the Hugging Face Hub; empty if unknown.
+        licence: licence of the weights, in the notation of the Hugging Face Hub; empty if unknown.
     """
 
     architecture: str = PLAIN

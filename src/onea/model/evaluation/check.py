@@ -74,9 +74,9 @@ class ClassCheck:
     """The result for one class.
 
     Attributes:
-        name: of the class.
-        taught: photos that the model has learned it from; 0 for a class that is not in the model.
-        photos: in the folder; 0 without a folder.
+        name: name of the class.
+        taught: number of photos that the model learned it from; 0 for a class that is not in the model.
+        photos: number of photos in the folder; 0 without a folder.
         curve: accuracy on held-out photos with 25, 50, 75 and 100 % of the others; None if not measured.
         rival: the class with which it is confused most often, if any.
         advice: how to improve its accuracy, if necessary.
@@ -114,8 +114,8 @@ class Suspect:
     """A photo whose label may be wrong.
 
     Attributes:
-        image: its path.
-        given: its label.
+        image: path of the photo.
+        given: label of the photo.
         likelier: the most likely other class.
         ratio: log of the likelihood ratio of that class to the label; for ranking, as it is not calibrated.
     """
@@ -142,7 +142,7 @@ class Check:
     """The results of a check.
 
     Attributes:
-        version: of the model.
+        version: version of the model.
         classes: the most urgent advice first.
         pairs: the largest overlap first; each class with its nearest classes only.
         suspects: photos that look mislabelled, the most suspicious first; empty without a folder.
@@ -339,9 +339,9 @@ class LearningCurves:
     """Accuracy by the number of photos of a class.
 
     Attributes:
-        accuracy: of each class on its held-out photos, with each of ``SHARES`` of its others, ``[C, 4]``; NaN for a
-            class without photos.
-        scores: of each photo for every class, by statistics of all photos outside its fold, ``[N, C]``.
+        accuracy: accuracy of each class on held-out photos with each of ``SHARES`` of its other photos, ``[C, 4]``;
+            NaN for a class without photos.
+        scores: scores of each photo for every class, by statistics of all photos outside its fold, ``[N, C]``.
     """
 
     accuracy: Tensor
@@ -359,7 +359,7 @@ def learning_curves(
     Args:
         classifier: refitted for every fold.
         known: statistics of other photos.
-        features: of the photos, ``[N, width]``.
+        features: features of the photos, ``[N, width]``.
         rows: the class of each photo.
         groups: the series of each photo.
     """

@@ -27,9 +27,9 @@ class Absorber:
     """A class that many images of other classes are misclassified as.
 
     Attributes:
-        name: of the class.
-        mistakes: images of other classes that are predicted as this one.
-        share: of all mistakes.
+        name: name of the class.
+        mistakes: number of images of other classes that are predicted as this one.
+        share: fraction of all mistakes.
         of: the most frequent true classes of these images.
     """
 
@@ -44,9 +44,9 @@ class Misclassified:
     """A class whose images are often misclassified.
 
     Attributes:
-        name: of the class.
-        mistakes: misclassified images of the class.
-        images: of the class.
+        name: name of the class.
+        mistakes: number of misclassified images of the class.
+        images: number of images of the class.
         predicted: the most frequent wrong prediction.
     """
 
@@ -61,8 +61,8 @@ class Mistakes:
     """Misclassified held-out images.
 
     Attributes:
-        images: that were classified.
-        mistakes: those that were misclassified.
+        images: number of images that were classified.
+        mistakes: number of images that were misclassified.
         absorbing: classes that receive a fifth of all mistakes or more, and twice a uniform share.
         misclassified: classes with three mistakes or more and an accuracy significantly below 90 %, the worst first.
     """
@@ -130,8 +130,8 @@ class NearestClasses:
     """The classes that each class overlaps most with, at most ``MAX_NEIGHBOURS``, the largest overlap first.
 
     Attributes:
-        rows: of these classes, ``[C, K]``.
-        overlap: with them, ``[C, K]``.
+        rows: indices of these classes, ``[C, K]``.
+        overlap: overlap with them, ``[C, K]``.
     """
 
     rows: Tensor

@@ -30,10 +30,10 @@ class Mistake:
     """A misclassified image.
 
     Attributes:
-        image: its path or number.
-        label: its class.
+        image: path or number of the image.
+        label: true class.
         predicted: the predicted class.
-        probability: of the predicted class.
+        probability: probability of the predicted class.
     """
 
     image: str
@@ -53,14 +53,14 @@ class Evaluation:
     (('kiwi', Counts(images=10, correct=7, unknown=1)), [('kiwi', 'lemon', 2)])
 
     Attributes:
-        classes: of the images, in natural order, then those that are only predicted.
+        classes: classes of the images, in natural order, then those that are only predicted.
         confusion: ``int64 [classes, classes]``: images of a class (row) by the predicted class (column).
         unknown_counts: images of each class that are predicted as ``unknown``.
         untaught_classes: classes of images that the model was never taught; they are not part of the accuracy.
-        version: of the model.
+        version: version of the model.
         open_set: the comparison with unknown images, if there are any.
-        taught_images: images that the model was taught with, on which the accuracy is too high.
-        ignored_files: files of the folder that are no photos by their ending, or lie in no class folder.
+        taught_images: number of images that the model was taught with, on which the accuracy is too high.
+        ignored_files: files of the folder without the suffix of a photo, or outside class folders.
         group_folders: subfolders that contain class folders.
         skipped: ``path: reason`` of each image that could not be read.
         mistakes: misclassified images of taught classes, the highest probability first.
@@ -208,7 +208,7 @@ def evaluate(
     Args:
         model: the version to evaluate.
         images: the folder, or the images.
-        labels: of the images; None for a folder.
+        labels: labels of the images; None for a folder.
         unknown: folder with images of none of the model's classes.
         on_bad: ``fail`` or ``skip`` images that cannot be read.
         progress: is notified of every batch.

@@ -50,7 +50,7 @@ def find_label_errors(known: ClassStatistics, features: Tensor, rows: Tensor) ->
 
     Args:
         known: statistics of classes without photos; may be empty.
-        features: of the photos, ``[N, width]``.
+        features: features of the photos, ``[N, width]``.
         rows: the label of each photo, as a row of the statistics.
     """
     classes = max(known.classes, int(rows.max()) + 1)
@@ -107,7 +107,7 @@ def _likelihood_ratio(scores: Tensor, votes: Tensor, labels: Tensor, without_pho
     Args:
         scores: cross-validated, ``[N, classes]``.
         votes: from ``_neighbour_votes``.
-        labels: of the photos, ``[N]``.
+        labels: labels of the photos, ``[N]``.
         without_photos: classes without photos, ``bool [classes]``.
     """
     likelihood = (scores.double() / fit_temperature(scores, labels)).log_softmax(1)

@@ -149,11 +149,11 @@ class Quality:
     """The predictions of a model and of an exported file on the same photos.
 
     Attributes:
-        photos: their number.
-        correct: those that the model classifies correctly.
-        lost: of those, the ones that the file does not.
-        won: those that only the file classifies correctly.
-        same: those with the same prediction.
+        photos: number of photos.
+        correct: number of photos that the model classifies correctly.
+        lost: number of photos that only the model classifies correctly.
+        won: number of photos that only the file classifies correctly.
+        same: number of photos with the same prediction.
     """
 
     photos: int

@@ -36,9 +36,9 @@ def learn_background(
     Args:
         model: the current version, which first scores the images.
         batch: the images.
-        version: of the new state.
-        name: of the update in the history.
-        seed: of the random sample of images that are stored.
+        version: version of the new state.
+        name: name of the update in the history.
+        seed: seed of the random sample of images that are stored.
         started: start time of the update.
 
     Raises:
@@ -123,7 +123,7 @@ def relabelled_background(state: State, features: Tensor) -> Tensor:
 
     Args:
         state: before the update; without classes, the variance within classes is unknown.
-        features: of the images that are taught, ``[N, width]``, with the adapter of the state.
+        features: features of the images that are taught, ``[N, width]``, with the adapter of the state.
     """
     if not len(state.background) or not state.classes:
         return torch.zeros(len(state.background), dtype=torch.bool)

@@ -113,7 +113,7 @@ class Repeats:
         duplicates: copies of an earlier photo of the update with the same class, ``bool [N]``.
         matched: rows of the known fingerprints of photos with the same class, ``[K]``.
         conflicts: positions of photos that also exist with another class, and that class.
-        fingerprints: of the update, ``[N, 2]``.
+        fingerprints: fingerprints of the update, ``[N, 2]``.
     """
 
     taught_before: Tensor

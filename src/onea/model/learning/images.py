@@ -32,7 +32,7 @@ class DecodedImages:
     Attributes:
         pixels: ``uint8 [N, 3, size, size]``.
         labels: the class name of each image; None without labels.
-        names: of the images: paths or numbers.
+        names: names of the images: paths or numbers.
         skipped: ``path: reason`` of each image that could not be read.
         integer_labels: whether all labels are whole numbers.
         ignored_files: files of a folder that are no photos by their ending, or lie in no class folder.

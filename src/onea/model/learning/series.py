@@ -60,8 +60,8 @@ def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tenso
     themselves, and these are few, their deviations would all be orthogonal.
 
     Args:
-        features: ``[N, width]``.
-        rows: their classes.
+        features: features of the images, ``[N, width]``.
+        rows: classes of the images.
         known: statistics of other images; their classes are other classes, too.
     """
     exact, classes, series = features.double(), rows.unique(), torch.zeros_like(rows)

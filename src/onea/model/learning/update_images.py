@@ -30,11 +30,11 @@ class UpdateImages:
     """The images of an update before anything is learned from them.
 
     Attributes:
-        names: their classes, in natural order.
+        names: classes of the images, in natural order.
         labels: the position of each image's class in ``names``, ``[N]``.
         classes: all classes of the model after the update; new ones come last.
         rows: the position of each image's class in ``classes``, ``[N]``.
-        features: by the adapter before the update, ``[N, width]``.
+        features: features with the adapter before the update, ``[N, width]``.
         series: the series of each image, numbered within its class, ``[N]``.
         trained: images that the adapter may be trained on, ``bool [N]``; the others are held out.
         repeats: repeated images, and all fingerprints.

@@ -75,7 +75,7 @@ class Manifest:
 
     Attributes:
         versions: the stored versions.
-        params: of the estimator.
+        params: parameters of the estimator.
     """
 
     versions: Versions
@@ -114,7 +114,7 @@ class Undone:
     """A version that was undone.
 
     Attributes:
-        version: its number.
+        version: number of the version.
         update: a description of its last update.
     """
 

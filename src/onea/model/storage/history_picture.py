@@ -104,7 +104,7 @@ class _Panel:
 
     Attributes:
         top: in pixels.
-        ticks: of the scale, from zero.
+        ticks: ticks of the scale, from zero.
     """
 
     top: float

@@ -59,8 +59,8 @@ class FeatureClassification(Method):
     """A method whose features have the network's width and take one forward pass, under any classifier.
 
     Attributes:
-        classifiers: by name; the first one predicts, the others are compared with it.
-        statistics: of the features of each class, by kind. Several classifiers may share the statistics of one kind.
+        classifiers: classifiers by name; the first one predicts, the others are compared with it.
+        statistics: statistics of the features of each class, by kind. Several classifiers may share those of a kind.
         kinds: the kind of the statistics of each classifier, by its name.
     """
 

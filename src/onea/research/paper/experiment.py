@@ -113,12 +113,12 @@ class Experiment:
     Attributes:
         name: ``table1``, ``figure4``, ... in order of appearance.
         alias: descriptive name.
-        title: one line.
+        title: title on one line.
         label: LaTeX label in the paper.
-        kind: how it is displayed.
-        cells: its cells; empty without runs.
+        kind: how the experiment is displayed.
+        cells: cells of the experiment; empty without runs.
         seeds: number of seeds, from 1.
-        per_task: it shows a single stream task by task, so that all rows must have the same seed.
+        per_task: whether it shows a single stream task by task, so that all rows must have the same seed.
         notes: choices that the paper leaves open.
     """
 

@@ -320,7 +320,7 @@ def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) ->
 
     Args:
         config: configuration of the run.
-        stream: its stream.
+        stream: stream of the run.
         counts: training images of each class, in the dataset's order of classes.
     """
 
