@@ -33,7 +33,7 @@ from torch import Tensor
 from onea.model.answers import Snapshot
 from onea.model.estimator import OneA
 from onea.openset import auroc, rejection_rate
-from onea.research.streams import step_imbalanced
+from onea.research.streams import step_sizes
 
 BINS = 10
 LOOKED_AT = {
@@ -112,7 +112,7 @@ def main() -> None:
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(given.seed)).tolist()
     known, others = ([names[row] for row in part] for part in (order[: given.classes], order[given.classes :]))
 
-    sizes = step_imbalanced(len(known), given.updates, given.gamma)
+    sizes = step_sizes(len(known), given.updates, given.gamma)
     shuffled = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(given.seed)).tolist()
     model, started, rest = OneA(**given.params), time.perf_counter(), list(known)
     for size in (sizes[row] for row in shuffled):

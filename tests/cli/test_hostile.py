@@ -256,7 +256,7 @@ def test_malicious_config_files(text, onea, tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
 def test_an_endless_config_file():
-    with pytest.raises(OneaError, match="more than a megabyte"):
+    with pytest.raises(OneaError, match="larger than a megabyte"):
         read_yaml(Path("/dev/zero"))
 
 
@@ -298,12 +298,12 @@ def test_error_message_without_memory(error, onea, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
-    monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
+    monkeypatch.setattr("onea.research.streams.step_sizes", fail)
+    monkeypatch.setattr("onea.research.streams.step_sizes", fail)
     code, _, err = onea("stream")
     assert code == 3
     assert err.startswith("onea: There is not enough memory for this; close other programs")
-    monkeypatch.setattr("onea.research.streams.step_imbalanced", lambda *_: 1 / 0)
+    monkeypatch.setattr("onea.research.streams.step_sizes", lambda *_: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["onea", "stream"])
     from onea.cli import main
 

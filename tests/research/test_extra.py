@@ -16,7 +16,7 @@ import pytest
         ("accelerate", ["run", "one-a", "--track", "tensorboard"]),
     ],
 )
-def test_a_command_without_its_library_names_the_extra(missing, words, tmp_path):
+def test_missing_library_error_names_the_extra(missing, words, tmp_path):
     (tmp_path / "run.yaml").write_text("tasks: 2\n")
     code = f"import sys; sys.modules['{missing}'] = None; from onea.cli import main; main()"
     done = subprocess.run(

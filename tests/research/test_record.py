@@ -41,7 +41,7 @@ def kept(finished, tmp_path) -> tuple[RecordStore, Path, dict]:
     return store, place, record
 
 
-def test_a_compressed_record_is_the_same_record(kept, finished):
+def test_a_compressed_record_is_read_like_a_plain_one(kept, finished):
     store, place, record = kept
     config = make_config(finished["values"])
     assert read_record(place) == record
@@ -54,7 +54,7 @@ def test_a_compressed_record_is_the_same_record(kept, finished):
     assert (place / COMPRESSED).read_bytes() == before
 
 
-def test_what_is_written_takes_the_place_of_what_was_compressed(kept):
+def test_a_plain_record_replaces_a_compressed_one(kept):
     store, place, record = kept
     (place / PLAIN).write_text("a newer one")
     assert record_path(place) == place / PLAIN
@@ -65,7 +65,7 @@ def test_what_is_written_takes_the_place_of_what_was_compressed(kept):
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: raw[:40], lambda raw: b"{}", lambda raw: b""])
-def test_a_damaged_one_is_refused(damage, kept):
+def test_a_damaged_compressed_record_is_refused(damage, kept):
     store, place, _ = kept
     file = place / COMPRESSED
     file.write_bytes(damage(file.read_bytes()))
@@ -73,7 +73,7 @@ def test_a_damaged_one_is_refused(damage, kept):
         load_records(store.root)
 
 
-def test_no_flipped_bit_goes_unnoticed(kept):
+def test_flipped_bits_are_detected(kept):
     """gzip has a checksum of its own, and the record another."""
     _, place, record = kept
     file = place / COMPRESSED
@@ -88,7 +88,7 @@ def test_no_flipped_bit_goes_unnoticed(kept):
     assert read_record(place) == record
 
 
-def test_a_small_file_with_a_huge_content_is_refused():
+def test_a_decompression_bomb_is_refused():
     assert gunzip(gzip.compress(b"x" * 1000), max_bytes=1000) == b"x" * 1000
     with pytest.raises(ValueError, match="more than 999 bytes"):
         gunzip(gzip.compress(b"x" * 1000), max_bytes=999)

@@ -15,14 +15,14 @@ from onea.data.dataset import Group
 from onea.errors import OneaError
 from onea.research.streams import (
     Stream,
-    arrange,
-    balanced,
+    balanced_sizes,
     class_order,
-    long_tailed,
+    group_tasks,
+    long_tail_counts,
     make_stream,
-    natural,
+    order_sizes,
     parse_sizes,
-    step_imbalanced,
+    step_sizes,
 )
 
 HUNDRED = (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
@@ -40,18 +40,18 @@ def counts(draw: st.DrawFn) -> tuple[int, int]:
 # ---- the published configurations -------------------------------------------------------------------------------
 
 
-def test_a_hundred_classes_in_ten_tasks() -> None:
-    assert step_imbalanced(100, 10, 0.01) == HUNDRED
-    assert arrange(HUNDRED, "shuffled", 1) == (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
+def test_published_sizes_of_100_classes_in_10_tasks() -> None:
+    assert step_sizes(100, 10, 0.01) == HUNDRED
+    assert order_sizes(HUNDRED, "shuffled", 1) == (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
 
 
-def test_two_hundred_classes_in_twenty_tasks() -> None:
+def test_published_sizes_of_200_classes_in_20_tasks() -> None:
     made = make_stream(classes=200, tasks=20, seed=1)
     assert " ".join(map(str, made.sizes)) == "20 2 10 4 25 2 16 2 8 32 3 40 1 1 5 2 7 3 4 13"
 
 
-def test_two_hundred_classes_in_forty_tasks_has_nine_of_one_class() -> None:
-    sizes = step_imbalanced(200, 40, 0.01)
+def test_published_sizes_of_200_classes_in_40_tasks() -> None:
+    sizes = step_sizes(200, 40, 0.01)
     assert sum(sizes) == 200
     assert sizes.count(1) == 9
     assert sizes[:5] == (20, 17, 15, 14, 12)
@@ -59,14 +59,16 @@ def test_two_hundred_classes_in_forty_tasks_has_nine_of_one_class() -> None:
 
 @pytest.mark.parametrize("gamma", [0.001, 0.005, 0.01, 0.05])
 @pytest.mark.parametrize(("classes", "tasks"), [(100, 10), (100, 20), (200, 20), (200, 40)])
-def test_the_residual_never_disturbs_the_order_in_the_papers_settings(classes: int, tasks: int, gamma: float) -> None:
+def test_the_correction_after_rounding_preserves_the_order_in_the_papers_settings(
+    classes: int, tasks: int, gamma: float
+) -> None:
     """So the final sort, there for near-balanced requests, changes no published stream."""
     ratio = [gamma ** (k / (tasks - 1)) for k in range(tasks)]
     sizes = [1 + int(np.round(r / sum(ratio) * (classes - tasks))) for r in ratio]
     residual = classes - sum(sizes)
     for i in range(abs(residual)):
         sizes[i] += 1 if residual > 0 else -1
-    assert step_imbalanced(classes, tasks, gamma) == tuple(sizes)
+    assert step_sizes(classes, tasks, gamma) == tuple(sizes)
 
 
 def test_class_order_is_legacy_numpy() -> None:
@@ -80,7 +82,7 @@ def test_class_order_is_legacy_numpy() -> None:
 @given(counts(), gammas)
 def test_step_sizes_descend_and_add_up(request_: tuple[int, int], gamma: float) -> None:
     classes, tasks = request_
-    sizes = step_imbalanced(classes, tasks, gamma)
+    sizes = step_sizes(classes, tasks, gamma)
     assert len(sizes) == tasks
     assert sum(sizes) == classes
     assert min(sizes) >= 1
@@ -88,33 +90,33 @@ def test_step_sizes_descend_and_add_up(request_: tuple[int, int], gamma: float) 
 
 
 @given(st.integers(1, 300), gammas)
-def test_one_task_takes_all_and_as_many_tasks_as_classes_take_one_each(classes: int, gamma: float) -> None:
-    assert step_imbalanced(classes, 1, gamma) == (classes,)
-    assert step_imbalanced(classes, classes, gamma) == (1,) * classes
+def test_step_sizes_of_one_task_and_of_as_many_tasks_as_classes(classes: int, gamma: float) -> None:
+    assert step_sizes(classes, 1, gamma) == (classes,)
+    assert step_sizes(classes, classes, gamma) == (1,) * classes
 
 
 @given(counts())
-def test_balanced_differs_by_at_most_one_and_equals_gamma_one(request_: tuple[int, int]) -> None:
+def test_balanced_sizes_differ_by_at_most_one(request_: tuple[int, int]) -> None:
     classes, tasks = request_
-    sizes = balanced(classes, tasks)
+    sizes = balanced_sizes(classes, tasks)
     assert sum(sizes) == classes
     assert list(sizes) == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
-    assert step_imbalanced(classes, tasks, 1.0) == sizes
+    assert step_sizes(classes, tasks, 1.0) == sizes
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), seeds)
-def test_arranging_only_permutes(sizes: list[int], seed: int) -> None:
+def test_order_sizes_only_permutes(sizes: list[int], seed: int) -> None:
     shuffled = list(sizes)
     np.random.RandomState(seed).shuffle(shuffled)
-    assert arrange(sizes, "shuffled", seed) == tuple(shuffled)
-    assert arrange(sizes, "descending", seed) == tuple(sorted(sizes, reverse=True))
-    assert arrange(sizes, "given", seed) == tuple(sizes)
+    assert order_sizes(sizes, "shuffled", seed) == tuple(shuffled)
+    assert order_sizes(sizes, "descending", seed) == tuple(sorted(sizes, reverse=True))
+    assert order_sizes(sizes, "given", seed) == tuple(sizes)
 
 
 @given(st.integers(1, 1000), st.integers(1, 200), st.floats(1e-6, 1.0))
-def test_the_long_tail_falls_from_n_max_to_its_share_but_never_below_two(n_max: int, classes: int, mu: float) -> None:
-    samples = long_tailed(n_max, classes, mu)
+def test_long_tail_counts_decrease_from_n_max_to_at_least_two(n_max: int, classes: int, mu: float) -> None:
+    samples = long_tail_counts(n_max, classes, mu)
     assert len(samples) == classes
     assert samples[0] == max(2, n_max)
     assert list(samples) == sorted(samples, reverse=True)
@@ -153,7 +155,7 @@ def test_default_orders() -> None:
     assert make_stream(classes=6, kind="sizes", sizes=(1, 3, 2), order="descending").sizes == (3, 2, 1)
 
 
-def test_the_seed_moves_classes_and_tasks_alike_for_every_kind() -> None:
+def test_the_class_order_is_the_same_for_every_kind() -> None:
     kinds = [make_stream(classes=100, tasks=10, kind=kind, seed=5) for kind in ("step", "balanced")]
     assert {made.class_order for made in kinds} == {class_order(100, 5)}
 
@@ -171,24 +173,24 @@ def test_natural_groups_are_the_tasks() -> None:
         assert ids == [c for c in seeded if c in group.classes]
 
 
-def test_natural_groups_move_whole() -> None:
+def test_natural_groups_are_reordered_as_a_whole() -> None:
     made = make_stream(classes=8, kind="natural", groups=GROUPS, order="descending")
     assert made.names == ("latin", "greek", "runes")
     shuffled = make_stream(classes=8, kind="natural", groups=GROUPS, order="shuffled", seed=1)
-    assert shuffled.sizes == arrange((3, 1, 4), "shuffled", 1)
+    assert shuffled.sizes == order_sizes((3, 1, 4), "shuffled", 1)
     of = {g.name: set(g.classes) for g in GROUPS}
     for task, name in enumerate(shuffled.names):
         assert {shuffled.class_order[p] for p in shuffled.range_of(task)} == of[name]
 
 
-def test_long_tail_on_top() -> None:
+def test_long_tail_of_a_stream() -> None:
     made = make_stream(classes=5, tasks=2, long_tail=0.1, n_max=500)
     assert made.samples == (500, 281, 158, 89, 50)
     assert make_stream(classes=5, tasks=2, n_max=500).samples is None
-    assert long_tailed(500, 1) == (500,)
+    assert long_tail_counts(500, 1) == (500,)
 
 
-def test_sizes_written_by_hand() -> None:
+def test_sizes_are_parsed_from_text() -> None:
     assert parse_sizes("36, 1 ,14", 51) == (36, 1, 14)
     assert parse_sizes("5") == (5,)
 
@@ -199,25 +201,25 @@ def test_sizes_written_by_hand() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: step_imbalanced(5, 6, 0.1), "5 classes cannot fill 6 tasks"),
-        (lambda: balanced(5, 6), "5 classes cannot fill 6 tasks"),
-        (lambda: step_imbalanced(5, 2, 0.0), "gamma .* cannot be 0"),
-        (lambda: step_imbalanced(5, 2, 1.5), "gamma .* cannot be 1.5"),
-        (lambda: step_imbalanced(5, 2, float("nan")), "gamma .* cannot be nan"),
-        (lambda: step_imbalanced(0, 1, 0.1), "classes must be at least 1, not 0"),
-        (lambda: step_imbalanced(5, 0, 0.1), "tasks must be at least 1, not 0"),
-        (lambda: balanced(-3, 1), "classes must be at least 1, not -3"),
+        (lambda: step_sizes(5, 6, 0.1), "5 classes cannot fill 6 tasks"),
+        (lambda: balanced_sizes(5, 6), "5 classes cannot fill 6 tasks"),
+        (lambda: step_sizes(5, 2, 0.0), "gamma .* cannot be 0"),
+        (lambda: step_sizes(5, 2, 1.5), "gamma .* cannot be 1.5"),
+        (lambda: step_sizes(5, 2, float("nan")), "gamma .* cannot be nan"),
+        (lambda: step_sizes(0, 1, 0.1), "classes must be at least 1, not 0"),
+        (lambda: step_sizes(5, 0, 0.1), "tasks must be at least 1, not 0"),
+        (lambda: balanced_sizes(-3, 1), "classes must be at least 1, not -3"),
         (lambda: class_order(5, -1), "seed cannot be -1"),
-        (lambda: arrange((1, 2), "shufled", 1), "no order 'shufled'; did you mean 'shuffled'"),
+        (lambda: order_sizes((1, 2), "shufled", 1), "no order 'shufled'; did you mean 'shuffled'"),
         (lambda: parse_sizes("3,x"), "Cannot read '3,x'"),
         (lambda: parse_sizes(""), "at least one task"),
         (lambda: parse_sizes("3,0,2"), "cannot have 0 classes"),
         (lambda: parse_sizes("3,2", 6), "add up to 5 but there are 6 classes; add 1"),
         (lambda: parse_sizes("3,2", 4), "add up to 5 but there are 4 classes; remove 1"),
-        (lambda: long_tailed(500, 10, 0), "mu .* cannot be 0"),
-        (lambda: long_tailed(500, 10, 2), "mu .* cannot be 2"),
-        (lambda: long_tailed(0, 10), "n_max must be at least 1"),
-        (lambda: make_stream(classes=5), "how many tasks"),
+        (lambda: long_tail_counts(500, 10, 0), "mu .* cannot be 0"),
+        (lambda: long_tail_counts(500, 10, 2), "mu .* cannot be 2"),
+        (lambda: long_tail_counts(0, 10), "n_max must be at least 1"),
+        (lambda: make_stream(classes=5), "needs a number of tasks"),
         (lambda: make_stream(classes=5, tasks=2, kind="stepp"), "no kind 'stepp'; did you mean 'step'"),
         (lambda: make_stream(classes=5, tasks=2, sizes=(3, 2)), "kind 'step'"),
         (lambda: make_stream(classes=5, tasks=3, kind="sizes", sizes=(3, 2)), "3 tasks were asked for but there are 2"),
@@ -225,9 +227,9 @@ def test_sizes_written_by_hand() -> None:
         (lambda: make_stream(classes=5, kind="natural"), "no natural groups"),
         (lambda: make_stream(classes=8, tasks=2, kind="natural", groups=GROUPS), "2 tasks were asked"),
         (lambda: make_stream(classes=9, kind="natural", groups=GROUPS), "Class 8 is in no group"),
-        (lambda: make_stream(classes=7, kind="natural", groups=GROUPS), "name class 7, but"),
-        (lambda: natural((Group("a", (0, 1)), Group("b", (1,))), 2, "given", 1), "Class 1 .* 'a' and 'b'"),
-        (lambda: natural((Group("a", (0, 1)), Group("b", ())), 2, "given", 1), "group 'b' has no classes"),
+        (lambda: make_stream(classes=7, kind="natural", groups=GROUPS), "contain class 7, but"),
+        (lambda: group_tasks((Group("a", (0, 1)), Group("b", (1,))), 2, "given", 1), "Class 1 .* 'a' and 'b'"),
+        (lambda: group_tasks((Group("a", (0, 1)), Group("b", ())), 2, "given", 1), "group 'b' has no classes"),
         (lambda: Stream((0, 0), (2,)), "exactly once"),
         (lambda: Stream((0, 1), (1,)), "add up to 1"),
         (lambda: Stream((0, 1), (1, 1), ("a",)), "1 task names for 2 tasks"),
@@ -235,13 +237,13 @@ def test_sizes_written_by_hand() -> None:
         (lambda: Stream((0, 1), (2,), (), (5, 0)), "0 images"),
     ],
 )
-def test_mistakes_get_one_sentence(call, says: str) -> None:
+def test_error_messages(call, says: str) -> None:
     with pytest.raises(OneaError, match=says) as caught:
         call()
     assert re.fullmatch(r"[^\n]+; [^\n]+[.?]", str(caught.value)), "why; the fix"
 
 
-def test_tasks_outside_the_stream() -> None:
+def test_a_task_outside_the_stream_is_refused() -> None:
     made = Stream((0, 1), (2,))
     for task in (-1, 1):
         with pytest.raises(IndexError, match="outside"):

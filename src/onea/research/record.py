@@ -26,12 +26,12 @@ from onea.schema import Count, Range, matches
 NAME = "record.json"
 _COMPRESSED = f"{NAME}.gz"
 FILES = (NAME, _COMPRESSED)
-"""File names of a record: as it was written, or compressed by ``gzip``."""
-FORMAT = 2  # 1 had no checksum
+"""File names of a record: uncompressed, or compressed by ``gzip``."""
+FORMAT = 2  # format 1 had no checksum
 
 
 class Record(TypedDict, total=False):
-    """The content of a record, as in its JSON file. Earlier records may lack fields that were added later.
+    """The content of a record, as in its JSON file. Older records may lack fields that were added later.
 
     >>> record: Record = {"status": "finished", "metrics": {"A_T": 81.2}}
     >>> record["metrics"]["A_T"]
@@ -48,8 +48,8 @@ class Record(TypedDict, total=False):
         stream: class order, task sizes and names, images per class.
         runtime: device, precision, threads, compilation.
         total: test images of each class, by position in the stream.
-        correct: after each task, the number of correct predictions of each class seen.
-        classifiers: ``correct`` of each further classifier that was compared, by name.
+        correct: after each task, the number of correct predictions for each class seen.
+        classifiers: ``correct`` of each compared classifier, by name.
         open_set: with ``--open-set``, after each task the AUROC in percent of test images of seen against unseen
             classes; None after the last task.
         tasks: for each task, its numbers of classes and images, its training and its merge.
@@ -65,7 +65,7 @@ class Record(TypedDict, total=False):
         title: name of the run in a report.
         group: heading of the run in a report.
         paper: link to the paper of the method, in a report.
-        note: a remark on the run in a report.
+        note: remark about the run in a report.
     """
 
     format: int
@@ -108,7 +108,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def record_path(folder: Path) -> Path:
-    """The path of the record in a run's folder; the compressed file only where there is no other."""
+    """The path of the record in a run's folder; that of the compressed file only if there is no other."""
     plain, compressed = (folder / name for name in FILES)
     return compressed if compressed.exists() and not plain.exists() else plain
 
@@ -151,9 +151,9 @@ def leftovers(folder: Path, record: Record | None = None) -> list[Path]:
 
 
 def remove_leftovers(folder: Path, record: Record) -> None:
-    """Remove files that the record does not refer to. Needs the lock."""
+    """Remove files that the record does not refer to. The caller must hold the folder's lock."""
     for path in leftovers(folder, record):
-        with suppress(OSError):  # a folder of that name
+        with suppress(OSError):  # a folder with that name
             path.unlink(missing_ok=True)
 
 
@@ -255,7 +255,7 @@ def is_resumable(record: Any) -> bool:
 
 
 def _are_possible_counts(correct: list[list[int]], total: list[int], num_classes: list[int]) -> bool:
-    """Whether there is a count of correct predictions for each class seen after each task, at most its images."""
+    """Whether each class seen after each task has a number of correct predictions, at most its number of images."""
     return [len(counts) for counts in correct] == num_classes and all(
         0 <= count <= images for counts in correct for count, images in zip(counts, total, strict=False)
     )

@@ -26,7 +26,7 @@ class Metric:
     ('A_T %', '81.23', '–')
 
     Attributes:
-        title: title of a table column.
+        title: title of the table column.
         meaning: explanation in one line.
         read: function that computes the number from a record; None where it is missing.
         unit: unit after the title, such as ``%``.
@@ -34,7 +34,7 @@ class Metric:
         digits: digits after the decimal point.
         headline: shown in summaries, reports and trackers by default.
         optional: recorded only on request; left out where no record has it.
-        machine_dependent: depends on the machine, so that runs on different machines cannot be compared.
+        machine_dependent: depends on the machine; values from different machines cannot be compared.
         relative: shown in the paper's tables as a multiple of One-A's value for the same stream and seed.
     """
 
@@ -97,11 +97,11 @@ def _num_tasks(record: Record) -> float:
 def _adapters(record: Record) -> float:
     """Number of adapters that are used for inference after the last task."""
     from onea.options import make_options
-    from onea.research.methods import method_class  # reading a record needs no torch otherwise
+    from onea.research.methods import method_class  # imports torch, which other metrics do not need
 
-    kind = method_class(record["config"]["method"])
-    options: Any = make_options(kind.Options, record["options"])
-    return kind.adapters_used(options, len(record["stream"]["sizes"]))
+    method_type = method_class(record["config"]["method"])
+    options: Any = make_options(method_type.Options, record["options"])
+    return method_type.adapters_used(options, len(record["stream"]["sizes"]))
 
 
 _BUILT_IN = {
@@ -199,7 +199,7 @@ def metric(key: str) -> Metric:
 
 
 def all_metrics() -> dict[str, Metric]:
-    """All metrics by key, without other objects that packages have registered."""
+    """All metrics by key; objects of other types that packages have registered are left out."""
     return {key: value for key, value in METRICS.load_all().items() if isinstance(value, Metric)}
 
 
@@ -221,7 +221,7 @@ def headline_metrics(records: Collection[Record] = (), *, machine_dependent: boo
 
 def forgetting_curve(record: Record) -> list[float]:
     """Forgetting F after each task from the second on."""
-    from onea.metrics import forgetting  # numpy takes a while
+    from onea.metrics import forgetting  # imports NumPy, which is slow
 
     matrix = [[float("nan") if value is None else value for value in row] for row in record["metrics"]["matrix"]]
     curve = (forgetting([row[:steps] for row in matrix[:steps]]) for steps in range(2, len(matrix) + 1))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of tasks: the order of the classes, the sizes of the tasks and their order, images per class.
 
-All functions are pure. A seed is that of a new ``numpy.random.RandomState``, the legacy generator, which produced the
+All functions are pure. Each seed initialises a new ``numpy.random.RandomState``, the legacy generator that produced the
 published orders of classes and tasks.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from onea.errors import OneaError, did_you_mean, truncate
 
-if TYPE_CHECKING:  # only the type: a stream is made without loading the data package
+if TYPE_CHECKING:  # a stream is made without loading the data package
     from onea.data.dataset import Group
 
 Kind = Literal["step", "balanced", "sizes", "natural"]
@@ -59,7 +59,7 @@ class Stream:
         if counts is not None and len(counts) != self.classes:
             raise OneaError(f"{len(counts)} sample counts for {self.classes} classes; give one per class, or none.")
         if counts is not None and min(counts) < 1:
-            raise OneaError(f"A class cannot learn from {min(counts)} images; give every class at least one.")
+            raise OneaError(f"A class cannot be learned from {min(counts)} images; give every class at least one.")
 
     @property
     def classes(self) -> int:
@@ -109,18 +109,18 @@ def class_order(classes: int, seed: int) -> tuple[int, ...]:
     return tuple(_generator(seed).permutation(classes).tolist())
 
 
-def arrange(sizes: Sequence[int], order: Order, seed: int) -> tuple[int, ...]:
+def order_sizes(sizes: Sequence[int], order: Order, seed: int) -> tuple[int, ...]:
     """Task sizes in the order in which the tasks arrive.
 
-    >>> arrange((36, 23, 14, 9, 6, 4, 3, 2, 2, 1), "shuffled", seed=1)
+    >>> order_sizes((36, 23, 14, 9, 6, 4, 3, 2, 2, 1), "shuffled", seed=1)
     (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
-    >>> arrange((1, 3, 2), "descending", seed=1)
+    >>> order_sizes((1, 3, 2), "descending", seed=1)
     (3, 2, 1)
     """
     return tuple(sizes[i] for i in _task_order(sizes, order, seed))
 
 
-def natural(
+def group_tasks(
     groups: Sequence[Group], classes: int, order: Order, seed: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
     """Class order, sizes and task names of a stream whose tasks are the groups of a dataset.
@@ -151,15 +151,15 @@ def make_stream(
 
     Args:
         classes: number of classes.
-        tasks: number of tasks; required for ``step`` and ``balanced``, otherwise that of the sizes or groups.
+        tasks: number of tasks; required for ``step`` and ``balanced``, otherwise the number of sizes or groups.
         kind: ``step`` (sizes decay exponentially), ``balanced``, ``sizes`` (given) or ``natural`` (groups of the data).
         gamma: for ``step``, the weight of the smallest task relative to the largest.
         sizes: for ``sizes``, the number of classes of each task.
-        order: order of the tasks; None is shuffled for ``step`` and as given for other kinds.
-        seed: seed of the class order, and of the shuffling of tasks.
+        order: order of the tasks; None means shuffled for ``step`` and as given for other kinds.
+        seed: seed of the class order and of the task order.
         groups: for ``natural``, the groups; ignored for other kinds.
-        long_tail: mu, the number of images of the rarest class relative to the commonest, if they are long-tailed.
-        n_max: number of images of the commonest class; required with ``long_tail``.
+        long_tail: mu, the number of images of the rarest class relative to the most frequent one; None for no limits.
+        n_max: number of images of the most frequent class; required with ``long_tail``.
 
     >>> make_stream(classes=100, tasks=10).sizes
     (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
@@ -172,11 +172,11 @@ def make_stream(
     order = order or ("shuffled" if kind == "step" else "given")
     samples = _samples(long_tail, n_max, classes)
     if kind == "natural":
-        ids, group_sizes, names = natural(groups, classes, order, seed)
+        ids, group_sizes, names = group_tasks(groups, classes, order, seed)
         _check_tasks(tasks, len(group_sizes), "natural groups")
         return Stream(ids, group_sizes, names, samples)
     sizes = _sizes(kind, classes, tasks, gamma, sizes or ())
-    return Stream(class_order(classes, seed), arrange(sizes, order, seed), (), samples)
+    return Stream(class_order(classes, seed), order_sizes(sizes, order, seed), (), samples)
 
 
 def _sizes(kind: Kind, classes: int, tasks: int | None, gamma: float, sizes: Sequence[int]) -> Sequence[int]:
@@ -185,16 +185,16 @@ def _sizes(kind: Kind, classes: int, tasks: int | None, gamma: float, sizes: Seq
         _check_tasks(tasks, len(sizes), "task sizes")
         return sizes
     if tasks is None:
-        raise OneaError(f"A stream of kind '{kind}' needs to know how many tasks to make; give a number of tasks.")
-    return balanced(classes, tasks) if kind == "balanced" else step_imbalanced(classes, tasks, gamma)
+        raise OneaError(f"A stream of kind '{kind}' needs a number of tasks; give one.")
+    return balanced_sizes(classes, tasks) if kind == "balanced" else step_sizes(classes, tasks, gamma)
 
 
 def _samples(mu: float | None, n_max: int | None, classes: int) -> tuple[int, ...] | None:
     if mu is None:
         return None
     if n_max is None:
-        raise OneaError("A long tail starts from the images of the most frequent class; give n_max as well.")
-    return long_tailed(n_max, classes, mu)
+        raise OneaError("A long tail needs the number of images of the most frequent class; give n_max as well.")
+    return long_tail_counts(n_max, classes, mu)
 
 
 def _task_order(sizes: Sequence[int], order: Order, seed: int) -> list[int]:
@@ -218,10 +218,12 @@ def _check_groups(groups: Sequence[Group], classes: int) -> None:
     for c, count in counts.items():
         if count > 1:
             names = " and ".join(f"'{group.name}'" for group in groups if c in group.classes)
-            raise OneaError(f"Class {c} is listed more than once, in {names}; leave it in one group, once.")
+            raise OneaError(f"Class {c} is listed more than once, in {names}; list it once, in one group.")
     unknown = sorted(c for c in counts if not 0 <= c < classes)
     if unknown:
-        raise OneaError(f"The groups name class {unknown[0]}, but classes run from 0 to {classes - 1}; correct it.")
+        raise OneaError(
+            f"The groups contain class {unknown[0]}, but classes are numbered from 0 to {classes - 1}; correct it."
+        )
     missing = [c for c in range(classes) if c not in counts]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -244,15 +246,15 @@ def _generator(seed: int) -> np.random.RandomState:
     return np.random.RandomState(seed)
 
 
-def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
+def step_sizes(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
     """Task sizes that decay exponentially, largest first.
 
     Every task has one class, so that none is empty; the others are divided in proportion to the weights
     ``gamma ** (k / (tasks - 1))`` of tasks k.
 
-    >>> step_imbalanced(100, 10, 0.01)
+    >>> step_sizes(100, 10, 0.01)
     (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
-    >>> step_imbalanced(100, 10, 1.0)
+    >>> step_sizes(100, 10, 1.0)
     (10, 10, 10, 10, 10, 10, 10, 10, 10, 10)
     """
     _check_counts(classes, tasks)
@@ -264,7 +266,7 @@ def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
     weights = np.power(float(gamma), np.arange(tasks) / max(tasks - 1, 1))
     rounded = np.round(weights / weights.sum() * (classes - tasks)).astype(int)
     sizes = [1 + int(size) for size in rounded]
-    # Correct the sum after rounding, one class at a time, from the largest task on.
+    # Correct the sum after rounding, one class at a time, starting with the largest task.
     missing = classes - sum(sizes)
     for task in cycle(range(tasks)):
         if not missing:
@@ -276,10 +278,10 @@ def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
     return tuple(sorted(sizes, reverse=True))
 
 
-def balanced(classes: int, tasks: int) -> tuple[int, ...]:
+def balanced_sizes(classes: int, tasks: int) -> tuple[int, ...]:
     """Equal task sizes; if ``tasks`` does not divide ``classes``, the first tasks have one class more.
 
-    >>> balanced(10, 3)
+    >>> balanced_sizes(10, 3)
     (4, 3, 3)
     """
     _check_counts(classes, tasks)
@@ -305,7 +307,7 @@ def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
 
 
 def check_sizes(sizes: Sequence[int], classes: int) -> None:
-    """Refuse sizes of which one is not positive, or whose sum is not the number of classes."""
+    """Refuse sizes that are not positive or whose sum is not the number of classes."""
     if not sizes:
         raise OneaError("A stream needs at least one task; give at least one task size.")
     if min(sizes) < 1:
@@ -319,10 +321,10 @@ def check_sizes(sizes: Sequence[int], classes: int) -> None:
         )
 
 
-def long_tailed(n_max: int, classes: int, mu: float = 0.1) -> tuple[int, ...]:
+def long_tail_counts(n_max: int, classes: int, mu: float = 0.1) -> tuple[int, ...]:
     """Training images of each class, by position: they decay exponentially from ``n_max`` to ``n_max * mu``.
 
-    >>> long_tailed(500, 5, mu=0.1)
+    >>> long_tail_counts(500, 5, mu=0.1)
     (500, 281, 158, 89, 50)
     """
     _check_positive("n_max", n_max)

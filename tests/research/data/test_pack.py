@@ -63,7 +63,7 @@ def break_file(split: Split, *rows: int) -> None:
         split.files[row].write_bytes(b"not an image")
 
 
-def test_pixels_pass_through(tmp_path: Path) -> None:
+def test_pixels_are_returned_unchanged(tmp_path: Path) -> None:
     pixels = np.zeros((3, 3, 32, 16), dtype=np.uint8)
     packed = pack(Split(np.zeros(3, np.int64), pixels=pixels), 224, cache=tmp_path / "c", on_bad="fail")
     assert packed.pixels is pixels
@@ -72,7 +72,7 @@ def test_pixels_pass_through(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_images_of_one_small_size_stay_as_they_are(tmp_path: Path) -> None:
+def test_small_images_of_equal_size_are_stored_unchanged(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(16, 12)] * 5)
     packed = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert packed.pixels.shape == (5, 3, 12, 16)
@@ -84,7 +84,7 @@ def test_images_of_one_small_size_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[(16, 12), (12, 16)], [(17, 12)] * 2, [(8, 8), (9, 9)]])
-def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]]) -> None:
+def test_images_of_other_sizes_become_squares(tmp_path: Path, sizes: list[tuple[int, int]]) -> None:
     split = make_split(tmp_path / "d", sizes)
     packed = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert packed.pixels.shape == (2, 3, 8, 8)
@@ -93,7 +93,7 @@ def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]
         assert np.array_equal(packed.pixels[row], fit(read_image(file), 8, 8))
 
 
-def test_one_shape_for_both_splits(tmp_path: Path) -> None:
+def test_both_splits_have_the_same_shape(tmp_path: Path) -> None:
     train = make_split(tmp_path / "train", [(10, 10)] * 3)
     test = make_split(tmp_path / "test", [(10, 10), (12, 10)])
     assert stored_shape([train], 8) == (10, 10)
@@ -139,7 +139,7 @@ def test_a_shape_is_not_cached_while_a_file_is_unreadable(tmp_path: Path) -> Non
     assert stored_shape([split], 20, cache) == (20, 20)
 
 
-def test_absolute_files_need_no_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absolute_paths_work_without_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = make_split(tmp_path / "d", [(9, 9)] * 2)
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -270,7 +270,7 @@ def confuse_index(cache: Path, **changes: object) -> None:
         lambda cache: next(cache.glob("*.json")).write_bytes(b"\xff"),
     ],
 )
-def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: object) -> None:
+def test_a_damaged_cache_is_rebuilt(tmp_path: Path, damage: object) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 3)
     before = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels)
     damage(tmp_path / "c")  # type: ignore[operator]
@@ -344,7 +344,7 @@ def test_partial_files_after_a_kill_are_deleted(tmp_path: Path) -> None:
     assert content(cache) == [".bin", ".json", ".tmp"]
 
 
-def test_two_processes_do_not_pack_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_packed_by_only_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second waits for the first, and then finds them packed."""
     split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
     began, go_on, write = threading.Event(), threading.Event(), pack_module._write
@@ -405,7 +405,7 @@ def test_unreadable_files_can_be_skipped(tmp_path: Path) -> None:
         )
 
 
-def test_skipping_must_not_empty_a_class(tmp_path: Path) -> None:
+def test_skipping_must_leave_images_of_every_class(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     break_file(split, 1, 3)
     assert error_of(split, tmp_path / "c", "skip", ["cat", "dog"]).startswith(
@@ -445,7 +445,7 @@ def test_an_interrupted_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert content(tmp_path / "c") == []
 
 
-def test_a_disk_that_is_too_small_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disk_space_is_reported_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda _: usage(100, 100, 0))
@@ -456,7 +456,9 @@ def test_a_disk_that_is_too_small_is_reported_first(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("step", ["_decode_into", "index"])
-def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str) -> None:
+def test_error_message_if_the_disk_fills_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str
+) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
 
     def full(*_: object) -> None:
@@ -469,7 +471,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
 
 
-def test_a_full_disk_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_message_for_a_full_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
@@ -483,7 +485,7 @@ def test_a_full_disk_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}")
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_error_message_for_an_unwritable_cache(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 2)
     (tmp_path / "c").touch()
     with pytest.raises(OneaError) as caught:

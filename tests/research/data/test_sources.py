@@ -62,17 +62,17 @@ def test_unknown_names_get_the_closest_name() -> None:
     assert refusal("zzz").startswith("Unknown dataset 'zzz'; known: cifar100, cub200, folder, glyphs")
 
 
-def test_a_bare_path_gets_a_hint_with_its_prefix(tmp_path: Path) -> None:
+def test_hint_for_a_path_without_prefix(tmp_path: Path) -> None:
     (tmp_path / "train.txt").touch()
     assert refusal(str(tmp_path)).endswith(f"did you mean 'folder:{tmp_path}'?")
     assert refusal(str(tmp_path / "train.txt")).endswith(f"did you mean 'list:{tmp_path / 'train.txt'}'?")
 
 
-def test_paths_only_for_datasets_with_a_path() -> None:
+def test_only_some_datasets_take_a_path() -> None:
     assert refusal("folder:") == "Dataset 'folder:' needs a path: write folder:PATH."
     assert refusal("list") == "Dataset 'list' needs a path: write list:TRAIN.txt[,TEST.txt]."
     assert refusal("cub200:/data") == (
-        "Dataset 'cub200' takes no path: write cub200, and set ONEA_DATA to where the data is."
+        "Dataset 'cub200' takes no path: write cub200, and set ONEA_DATA to the folder that contains it."
     )
 
 
@@ -128,13 +128,13 @@ def test_a_train_folder_needs_a_test_folder(tmp_path: Path) -> None:
     assert "has train/ but neither test/ nor val/" in refusal(f"folder:{tmp_path}")
 
 
-def test_a_class_of_trains_is_a_class(tmp_path: Path) -> None:
+def test_a_class_may_be_named_train(tmp_path: Path) -> None:
     images(tmp_path / "train", 3)
     images(tmp_path / "bus", 3)
     assert load_dataset(f"folder:{tmp_path}").classes == ("bus", "train")
 
 
-def test_one_folder_is_divided_by_class(tmp_path: Path) -> None:
+def test_a_single_folder_is_split_by_class(tmp_path: Path) -> None:
     images(tmp_path / "cat", 10)
     images(tmp_path / "dog", 2)
     image(tmp_path / "cat" / ".hidden.png")
@@ -149,7 +149,7 @@ def test_one_folder_is_divided_by_class(tmp_path: Path) -> None:
     assert len(set(every_image(dataset, tmp_path))) == 12
 
 
-def test_the_division_is_the_same_for_a_copy(tmp_path: Path) -> None:
+def test_the_split_of_a_copied_folder_is_the_same(tmp_path: Path) -> None:
     images(tmp_path / "a" / "cat", 9)
     files = sorted((tmp_path / "a" / "cat").iterdir())
     random.Random(3).shuffle(files)
@@ -161,7 +161,7 @@ def test_the_division_is_the_same_for_a_copy(tmp_path: Path) -> None:
     assert one.fingerprint == two.fingerprint
 
 
-def test_the_fingerprint_follows_names_sizes_and_labels(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_names_sizes_and_labels(tmp_path: Path) -> None:
     images(tmp_path / "cat", 5)
     images(tmp_path / "dog", 5)
     seen = [load_dataset(f"folder:{tmp_path}").fingerprint]
@@ -193,7 +193,7 @@ def test_non_images_and_dangling_links_are_listed_as_files(tmp_path: Path) -> No
     assert len(every_image(load_dataset(f"folder:{tmp_path}"), tmp_path)) == 5
 
 
-def test_layouts_that_are_refused(tmp_path: Path) -> None:
+def test_error_messages_for_invalid_layouts(tmp_path: Path) -> None:
     spec = f"folder:{tmp_path / 'd'}"
     root = tmp_path / "d"
     assert refusal(spec).startswith(f"Dataset folder {root} does not exist")
@@ -236,7 +236,7 @@ def test_a_folder_without_read_permission(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_classes_missing_on_one_side(tmp_path: Path) -> None:
+def test_classes_missing_in_train_or_test(tmp_path: Path) -> None:
     spec = f"folder:{tmp_path}"
     for side, label in (("train", "cat"), ("test", "cat"), ("train", "dog")):
         images(tmp_path / side / label, 1)
@@ -248,7 +248,7 @@ def test_classes_missing_on_one_side(tmp_path: Path) -> None:
     assert refusal(spec).startswith("Class 'fox' is in test/ but not in train/")
 
 
-def test_tasks_must_agree_on_both_sides(tmp_path: Path) -> None:
+def test_tasks_must_be_equal_in_train_and_test(tmp_path: Path) -> None:
     images(tmp_path / "train" / "one" / "cat", 1)
     images(tmp_path / "test" / "two" / "cat", 1)
     assert refusal(f"folder:{tmp_path}").startswith("Class 'cat' is in one under train/ but in two under test/")
@@ -275,7 +275,7 @@ def test_natural_order_is_total(words: list[str], chance: random.Random) -> None
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True))
-def test_natural_order_counts(numbers: list[int]) -> None:
+def test_natural_order_of_numbers(numbers: list[int]) -> None:
     ordered = sorted((f"task{number}" for number in numbers), key=natural_key)
     assert ordered == [f"task{number}" for number in sorted(numbers)]
 
@@ -296,7 +296,7 @@ def test_two_lists(tmp_path: Path) -> None:
     assert dataset.test.labels.tolist() == [0, 1]
 
 
-def test_one_list_is_divided(tmp_path: Path) -> None:
+def test_a_single_list_is_split_by_class(tmp_path: Path) -> None:
     images(tmp_path / "cat", 10)
     lines = [f"cat/{i}.png cat" for i in range(10)]
     (tmp_path / "a,b.txt").write_text("\n".join(lines))
@@ -306,7 +306,7 @@ def test_one_list_is_divided(tmp_path: Path) -> None:
     assert one.fingerprint == two.fingerprint
 
 
-def test_lists_that_are_refused(tmp_path: Path) -> None:
+def test_error_messages_for_invalid_lists(tmp_path: Path) -> None:
     image(tmp_path / "a.png")
     image(tmp_path / "b.png")
     train, test = tmp_path / "train.txt", tmp_path / "test.txt"
@@ -354,7 +354,7 @@ def test_cifar_arrays_become_a_dataset() -> None:
     assert len({dataset.fingerprint, other.fingerprint, relabelled.fingerprint}) == 3
 
 
-def test_cifar100_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_message_for_cifar100_without_internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise URLError("Name or service not known")
 
@@ -362,7 +362,7 @@ def test_cifar100_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     message = refusal("cifar100", tmp_path)
     assert message.startswith(f"CIFAR-100 is not in {tmp_path} and could not be downloaded (<urlopen error Name or")
     assert "get cifar-100-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and put it into" in message
-    assert "md5 is checked" in message
+    assert "MD5 is checked" in message
 
 
 SMALL_CUB = dataclasses.replace(CUB200, counts=Counts(classes=2, images=6, train=4, test=2))
@@ -436,11 +436,11 @@ def test_imagenet_variants(tmp_path: Path) -> None:
     )
 
 
-def test_missing_published_data_says_where_to_get_it(tmp_path: Path) -> None:
+def test_error_message_for_missing_published_data(tmp_path: Path) -> None:
     assert refusal("imagenet-r", tmp_path) == (
         f"ImageNet-R is not in {tmp_path}: unpack imagenet-r.tar (Hendrycks et al., "
         f"https://github.com/hendrycks/imagenet-r) there, so that {tmp_path / 'imagenet-r'} exists, or set ONEA_DATA "
-        "to the folder that has it."
+        "to the folder that contains it."
     )
     assert refusal("cub200", tmp_path).startswith(f"CUB-200-2011 is not in {tmp_path}: unpack CUB_200_2011.tgz")
 
@@ -467,7 +467,7 @@ def test_published_counts_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", ["glyphs", "glyphs-mini"])
-def test_glyphs_are_passed_their_name_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_name_and_cache_are_passed_to_glyphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     asked: list[tuple[str, Path | None]] = []
     monkeypatch.setattr("onea.data.glyphs.load_glyphs", lambda name, cache: asked.append((name, cache)))
     load_dataset(name, cache=tmp_path)

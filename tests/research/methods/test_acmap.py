@@ -50,7 +50,7 @@ def shrinkage(rate: float, decay: float, epochs: int, steps: int) -> float:
     return weight
 
 
-def test_merged_adapter_is_the_mean_of_all_trained_ones(tiny_run, monkeypatch):
+def test_the_merged_adapter_is_the_mean_of_all_trained_adapters(tiny_run, monkeypatch):
     ready = acmap(tiny_run, "2,1,2,1")
     trained = watched(ready.method, monkeypatch)
     learn_all(ready)
@@ -61,7 +61,7 @@ def test_merged_adapter_is_the_mean_of_all_trained_ones(tiny_run, monkeypatch):
         assert not merged.training
 
 
-def test_later_tasks_start_from_the_first_adapter_and_equal_adapters_shift_nothing(tiny_run):
+def test_without_training_all_adapters_are_equal_and_prototypes_do_not_shift(tiny_run):
     ready = acmap(tiny_run, learning_rate=0.0)
     report = [ready.method.learn(ready.task(index)) for index in range(3)][-1]
     first, *rest = ready.method.merged
@@ -72,7 +72,7 @@ def test_later_tasks_start_from_the_first_adapter_and_equal_adapters_shift_nothi
     torch.testing.assert_close(ready.method.prototypes, ready.method.sources)
 
 
-def test_a_later_task_starts_neither_from_the_merged_adapter_nor_at_random(tiny_run, monkeypatch):
+def test_later_tasks_start_from_the_first_trained_adapter(tiny_run, monkeypatch):
     """A task of one class has no gradient: what it trains is where it started, shrunk by the weight decay."""
     ready = acmap(tiny_run, "3,2,1", weight_decay=0.1, batch_size=4, epochs=3)
     trained = watched(ready.method, monkeypatch)
@@ -88,7 +88,7 @@ def test_shrinkage_of_the_published_recipes():
     assert shrinkage(0.05, 5e-3, epochs=20, steps=-(-120 // 16)) == pytest.approx(0.83, abs=1e-2)
 
 
-def test_centroid_mapping_from_the_prototypes_as_first_measured(tiny_run):
+def test_prototypes_are_mapped_from_their_original_values(tiny_run):
     ready = acmap(tiny_run, "2,2,2", learning_rate=1.0, scale=1.0)
     method = ready.method
     learn_all(ready, [0])
@@ -122,14 +122,14 @@ def test_one_task_equals_an_adapter_with_prototypes(tiny_run):
     torch.testing.assert_close(method.scores(shown_images(ready)), expected)
 
 
-def test_a_first_task_of_one_class_leaves_the_network_as_it_is(tiny_run):
+def test_a_single_class_first_task_does_not_change_the_features(tiny_run):
     ready = acmap(tiny_run, "1,5")
     learn_all(ready, [0])
     images = shown_images(ready)
     assert torch.equal(ready.method.features(images, ready.method.merged[0]), ready.method.features(images))
 
 
-def test_after_the_limit_nothing_is_trained_and_only_prototypes_are_added(tiny_run):
+def test_tasks_after_the_limit_only_add_prototypes(tiny_run):
     ready = acmap(tiny_run, "2,2,1,1", limit=2)
     method = ready.method
     reports = [method.learn(ready.task(index)) for index in (0, 1)]
@@ -144,7 +144,7 @@ def test_after_the_limit_nothing_is_trained_and_only_prototypes_are_added(tiny_r
     assert method.forward_passes(method.options, 1) == method.forward_passes(method.options, 40) == 1
 
 
-def test_mapping_at_the_limit_is_a_switch(tiny_run):
+def test_mapping_at_the_limit_is_optional(tiny_run):
     mapped, official = (learn_all(acmap(tiny_run, limit=2, acmap_map_at_limit=switch)) for switch in (True, False))
     assert torch.equal(mapped.sources, official.sources)
     assert torch.equal(official.prototypes, official.sources)
@@ -154,7 +154,7 @@ def test_mapping_at_the_limit_is_a_switch(tiny_run):
     assert not torch.equal(below.prototypes, below.sources), "below the limit both map"
 
 
-def test_dropout_at_test_time_is_a_switch(tiny_run):
+def test_dropout_at_inference_is_optional_and_reproducible(tiny_run):
     plain, dropping = (acmap(tiny_run, acmap_test_dropout=switch, dropout=0.5) for switch in (False, True))
     learn_all(plain, [0])
     learn_all(dropping, [0])

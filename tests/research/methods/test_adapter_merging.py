@@ -53,7 +53,7 @@ def test_single_class_tasks_leave_everything_finite(merge, sizes, tiny_run):
 
 
 @pytest.mark.parametrize("named", ["one-a", "running-mean"])
-def test_equals_the_methods_of_the_same_name(named, tiny_run):
+def test_the_adapter_method_equals_the_named_methods(named, tiny_run):
     options = {"single_class": "train"}  # their presets differ in it
     by_name = learn_all(method_with(tiny_run, named, options=options))
     own = learn_all(prepared(tiny_run, named, options=tiny_run["options"] | options))
@@ -68,7 +68,7 @@ def test_trained_adapters_are_shared_between_operators(tiny_run):
     assert len(adapter_cache) == 3
 
 
-def test_training_that_keeps_the_head_is_the_same_training(tiny_run):
+def test_keeping_the_head_does_not_change_the_training(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, method = ready.task(0), ready.method
     plain = train_adapter(
@@ -84,7 +84,7 @@ def test_training_that_keeps_the_head_is_the_same_training(tiny_run):
     assert trained.report == plain.report
 
 
-def test_operator_options_are_passed_on_and_checked(tiny_run):
+def test_operator_options_are_passed_and_validated(tiny_run):
     ready = method_with(tiny_run, "ties", options={"merge_options": "density=0.5, scale=0.6"})
     assert ready.method.learner.operator == make_operator("ties", density=0.5, scale=0.6)
     for merge, text, words in (
@@ -152,7 +152,7 @@ def test_gram_matrices_are_those_of_the_inputs_of_every_layer(tiny_run):
     assert not found
 
 
-def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(tiny_run):
+def test_magmax_trains_from_the_previous_adapter_and_compares_with_the_first_start(tiny_run):
     ready = method_with(tiny_run, "magmax")
     method, trained = ready.method, []
     original = method.learner._train
@@ -191,7 +191,7 @@ def test_deltas_are_taken_from_a_shared_start(tiny_run):
         torch.testing.assert_close(kept, 0.3 * sum(tensors[name] for tensors, _ in adapter_cache.values()))
 
 
-def test_operators_made_for_deltas_start_from_shared_weights_unless_told_otherwise(merge, tiny_run):
+def test_operators_on_deltas_start_from_shared_weights_by_default(merge, tiny_run):
     method = method_with(tiny_run, merge).method
     asked = method_with(tiny_run, merge, options={"start": "fresh"}).method
     own = make_operator(merge).starts_from
@@ -199,7 +199,7 @@ def test_operators_made_for_deltas_start_from_shared_weights_unless_told_otherwi
     assert (own != "fresh") or not make_operator(merge).on_deltas
 
 
-def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
+def test_fisher_merges_with_the_statistics_of_both_adapters(tiny_run):
     ready = method_with(tiny_run, "fisher")
     method = ready.method
     method.learn(ready.task(0))

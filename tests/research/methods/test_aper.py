@@ -56,7 +56,7 @@ def images_of(count: int = 4) -> torch.Tensor:
 # The method
 
 
-def test_a_single_class_first_task_makes_it_simplecil(variant, tiny_run):
+def test_a_single_class_first_task_reduces_aper_to_simplecil(variant, tiny_run):
     ready, simple = (prepared(tiny_run, name, sizes="1,3,2") for name in (variant, "simplecil"))
     assert ready.method.learn(ready.task(0)) == {"trained": False}
     learn_all(ready, [1, 2])
@@ -67,7 +67,7 @@ def test_a_single_class_first_task_makes_it_simplecil(variant, tiny_run):
     assert passes(ready.method, images) == 1
 
 
-def test_training_on_a_single_class_leaves_the_adapter_the_identity(tiny_run):
+def test_training_on_a_single_class_keeps_the_adapter_at_the_identity(tiny_run):
     options = tiny_run["options"] | {"single_class": "train"}
     ready, simple = (prepared(tiny_run, name, sizes="1,3,2", options=options) for name in ("aper-adapter", "simplecil"))
     learn_all(ready)
@@ -78,7 +78,7 @@ def test_training_on_a_single_class_leaves_the_adapter_the_identity(tiny_run):
     torch.testing.assert_close(ready.method.scores(images), simple.method.scores(images), rtol=1e-5, atol=1e-6)
 
 
-def test_training_on_a_single_class_is_finite_where_it_is_asked_for(variant, tiny_run):
+def test_requested_training_on_a_single_class_is_finite(variant, tiny_run):
     options = tiny_run["options"] | {"single_class": "train"}
     ready = prepared(tiny_run, variant, sizes="1,5", options=options)
     report = ready.method.learn(ready.task(0))
@@ -113,7 +113,7 @@ def test_the_order_of_later_tasks_does_not_matter(variant, tiny_run):
     torch.testing.assert_close(ready.method.scores(images)[:, columns], swapped.method.scores(images))
 
 
-def test_scores_are_cosines_of_features_that_were_concatenated_and_then_normalised(variant, tiny_run):
+def test_scores_are_cosines_of_concatenated_features(variant, tiny_run):
     options = tiny_run["options"] | {"scale": 10.0}  # an adapter strong enough to tell the two branches apart
     ready = prepared(tiny_run, variant, options=options)
     method = learn_all(ready)
@@ -133,7 +133,7 @@ def test_scores_are_cosines_of_features_that_were_concatenated_and_then_normalis
     assert (averaged - expected).abs().max() > 1e-6, "averaging two cosines is another classifier"
 
 
-def test_it_trains_in_full_precision_on_a_network_stored_in_half(variant, tiny_run):
+def test_training_on_a_bf16_network_is_in_float32(variant, tiny_run):
     ready = prepared(tiny_run, variant, precision="bf16")
     before = digest_of(ready.method.vit.state_dict())
     assert ready.method.vit.vit.blocks[0].attn.qkv.weight.dtype == torch.bfloat16
@@ -163,7 +163,7 @@ def test_published_options_are_those_of_the_official_configurations(variant):
 
 
 @pytest.mark.parametrize("switch", [{"optimiser": "sgd"}, {"head_rate": 1.0}])
-def test_fine_tuning_may_take_another_optimiser_and_a_faster_head(switch, tiny_run):
+def test_optimiser_and_head_rate_of_fine_tuning(switch, tiny_run):
     options = tiny_run["options"] | {"learning_rate": 1e-4}
     plain, switched = (prepared(tiny_run, "aper-finetune", options=options | more).method for more in ({}, switch))
     for method in (plain, switched):
@@ -210,7 +210,7 @@ def test_ssf_starts_near_the_identity_and_gives_every_parameter_a_gradient(vit):
     assert all(value.grad is None for value in vit.parameters())
 
 
-def test_sizes_on_vit_b_are_the_published_ones():
+def test_parameter_counts_at_vit_b_are_as_published():
     with torch.device("meta"):
         vit = FrozenViT(VisionTransformer(num_classes=0), "base", "", NetworkConfig())
 
@@ -240,7 +240,7 @@ def test_vpt_equals_timm_blocks_on_a_longer_sequence(vit, deep):
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_zero_tokens_are_not_the_same_as_none_and_can_learn(vit, deep):
+def test_zero_tokens_affect_the_features_and_get_gradients(vit, deep):
     vpt = VPT(vit.depth, vit.width, 5, deep=deep)
     assert (vpt.prompts == 0).all()
     features = vit(images_of(), vpt)
@@ -249,7 +249,7 @@ def test_zero_tokens_are_not_the_same_as_none_and_can_learn(vit, deep):
     assert all(vpt.prompts.grad[block].abs().sum() > 0 for block in range(len(vpt.prompts)))
 
 
-def test_a_fine_tuned_copy_starts_as_the_network_and_trains_as_the_network_would(vit):
+def test_a_fine_tuned_copy_trains_like_the_network_itself(vit):
     tuned, direct = FineTuned(vit), copy.deepcopy(vit.vit).requires_grad_(True)
     images = images_of()
     # The same weights elsewhere in memory: PyTorch 2.6 may round each sum otherwise, 2**-24 of its terms. Features are
@@ -267,7 +267,7 @@ def test_a_fine_tuned_copy_starts_as_the_network_and_trains_as_the_network_would
     assert all(value.grad is None for value in vit.parameters())
 
 
-def test_a_fine_tuned_copy_of_a_network_stored_in_half_is_in_full_precision(vit):
+def test_the_fine_tuned_copy_of_a_bf16_network_is_float32(vit):
     vit.cast_matrices(torch.bfloat16)
     tuned = FineTuned(vit)
     assert {value.dtype for value in tuned.parameters()} == {torch.float32}

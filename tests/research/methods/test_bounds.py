@@ -27,12 +27,12 @@ def same(left: dict, right: dict) -> bool:
     return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
-def test_joint_depends_on_nothing_that_it_learned_before(tiny_run):
+def test_joint_does_not_depend_on_earlier_training(tiny_run):
     whole, last = bound(tiny_run, "joint"), bound(tiny_run, "joint")
     assert same(learn_all(whole).state_dict(), learn_all(last, [2]).state_dict())
 
 
-def test_joint_is_one_training_on_all_images_with_the_draws_of_the_last_task(tiny_run):
+def test_joint_equals_one_training_on_all_images_with_the_seeds_of_the_last_task(tiny_run):
     ready = bound(tiny_run, "joint", classifier="prototypes")
     found = learn_all(ready).state_dict()
     method, options = ready.method, ready.method.options
@@ -51,7 +51,7 @@ def test_joint_is_one_training_on_all_images_with_the_draws_of_the_last_task(tin
     torch.testing.assert_close(found["prototypes"], means)
 
 
-def test_joint_answers_with_its_head(tiny_run):
+def test_joint_predicts_with_its_head(tiny_run):
     ready = bound(tiny_run, "joint")
     images = shown_images(ready)
     method = learn_all(ready)
@@ -60,14 +60,14 @@ def test_joint_answers_with_its_head(tiny_run):
         torch.testing.assert_close(method.scores(images), method.head(features))
 
 
-def test_joint_sees_all_images_so_far_and_all_their_classes(tiny_run):
+def test_joint_trains_on_all_images_so_far(tiny_run):
     ready = bound(tiny_run, "joint")
     reports = [ready.method.learn(ready.task(index)) for index in range(3)]
     assert [report["images"] for report in reports] == [18, 24, 36]
     assert all(report["losses"][0] > 0 for report in reports), "even where a single class arrives"
 
 
-def test_every_retraining_of_joint_differs_and_repeats(tiny_run):
+def test_joint_training_depends_reproducibly_on_the_task(tiny_run):
     ready = bound(tiny_run, "joint", "6")
     task = ready.task(0)
     states = []
@@ -80,7 +80,7 @@ def test_every_retraining_of_joint_differs_and_repeats(tiny_run):
         assert not torch.equal(states[0][name], states[1][name])
 
 
-def test_joint_says_what_it_needs_when_old_images_are_gone(tiny_run):
+def test_joint_without_old_images_is_refused(tiny_run):
     ready = bound(tiny_run, "joint")
     before = {name: value.clone() for name, value in ready.method.state_dict().items()}
     with pytest.raises(OneaError, match="all earlier tasks"):
@@ -88,7 +88,7 @@ def test_joint_says_what_it_needs_when_old_images_are_gone(tiny_run):
     assert same(before, ready.method.state_dict())
 
 
-def test_joint_with_no_training_is_the_nearest_mean_of_the_bare_network(tiny_run):
+def test_joint_without_training_equals_simplecil(tiny_run):
     joint = learn_all(bound(tiny_run, "joint", learning_rate=0.0, classifier="prototypes"))
     simple = prepared(tiny_run, "simplecil", sizes=SIZES)
     images = shown_images(simple)
@@ -128,7 +128,7 @@ def test_sequential_equals_a_plain_loop(tiny_run):
         torch.testing.assert_close(found[f"adapter.{name}"], value, rtol=1e-3, atol=1e-5)
 
 
-def test_sequential_trains_the_same_adapter_on_and_pushes_old_classes_down(tiny_run):
+def test_sequential_lowers_the_scores_of_old_classes(tiny_run):
     ready = bound(tiny_run, "sequential", weight_decay=0.0, epochs=10)
     ready.method.learn(ready.task(0))
     before = {name: value.clone() for name, value in ready.method.state_dict().items()}
@@ -142,7 +142,7 @@ def test_sequential_trains_the_same_adapter_on_and_pushes_old_classes_down(tiny_
     assert len(old[0]) == 3
 
 
-def test_sequential_without_a_rate_changes_nothing_but_the_rows_it_adds(tiny_run):
+def test_sequential_with_a_learning_rate_of_zero_only_adds_rows(tiny_run):
     ready = bound(tiny_run, "sequential", learning_rate=0.0)
     ready.method.learn(ready.task(0))
     before = {name: value.clone() for name, value in ready.method.state_dict().items()}

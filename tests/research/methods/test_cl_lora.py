@@ -60,7 +60,7 @@ def test_down_projections_are_orthonormal_and_their_first_row_is_nearly_constant
     assert float(F.cosine_similarity(down[0], torch.ones(768), dim=0).abs()) == pytest.approx(0.866, abs=0.03)
 
 
-def test_shared_down_projections_never_change_while_shared_up_projections_go_on(ready):
+def test_only_shared_up_projections_are_trained_in_later_tasks(ready):
     learn_all(ready, [0])
     downs = [update.down.clone() for update in ready.method.shared.block(0).values()]
     ups = [up.clone() for up in ready.method.shared.ups()]
@@ -74,7 +74,7 @@ def test_shared_down_projections_never_change_while_shared_up_projections_go_on(
     assert torch.equal(ready.method.prototypes[0], prototypes)
 
 
-def test_the_first_half_is_shared_and_keys_are_left_alone(ready):
+def test_the_first_half_is_shared_and_keys_are_not_updated(ready):
     method = ready.method
     learn_all(ready)
     h = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
@@ -118,7 +118,7 @@ def test_an_unmoved_student_gets_no_distillation_gradient(second_training):
     assert head.weight.grad.abs().max() > 0
 
 
-def test_the_distillation_step_leaves_the_tasks_own_updates_alone(second_training):
+def test_the_distillation_step_does_not_change_specific_updates(second_training):
     shared, specific, head = second_training["modules"]
     optimiser = torch.optim.SGD(
         [p for module in (shared, specific, head) for p in trained_only(module)], lr=0.1, momentum=0.9, weight_decay=0.1
@@ -165,7 +165,7 @@ def test_distillation_matches_a_naive_loop_and_reaches_both_sides():
     torch.testing.assert_close(student.grad, (F.softmax(student / 2, 1) - F.softmax(teacher / 2, 1)).detach() / 10)
 
 
-def test_early_features_leave_after_the_shared_half(ready):
+def test_early_features_are_those_after_the_shared_half(ready):
     learn_all(ready, [0])
     method, images = ready.method, shown_images(ready)
     with torch.no_grad():
@@ -180,13 +180,13 @@ def test_overlap_is_the_mean_absolute_cosine():
     assert float(overlap(gains, earlier)) == pytest.approx((1 + 0.6) / 2)
 
 
-def test_row_weights_average_to_one_and_survive_an_untrained_matrix():
+def test_row_weights_average_to_one():
     weights = row_weights(torch.randn(64, 4, generator=torch.Generator().manual_seed(5)))
     assert float(weights.mean()) == pytest.approx(1)
     assert (row_weights(torch.zeros(64, 4)) == 1).all()
 
 
-def test_single_classes_alone_give_the_plain_nearest_prototype(tiny_run):
+def test_single_class_tasks_reduce_cl_lora_to_simplecil(tiny_run):
     ready = prepared(tiny_run, "cl-lora", sizes="1,1,1,1,1,1")
     plain = prepared(tiny_run, "simplecil", sizes="1,1,1,1,1,1")
     learn_all(ready)
@@ -195,7 +195,7 @@ def test_single_classes_alone_give_the_plain_nearest_prototype(tiny_run):
     torch.testing.assert_close(ready.method.scores(shown_images(ready)), plain.method.scores(shown_images(plain)))
 
 
-def test_a_single_class_first_leaves_the_next_task_finite(tiny_run):
+def test_the_task_after_a_single_class_first_task_is_finite(tiny_run):
     """The official code divides zero by zero here and loses the shared updates."""
     ready = prepared(tiny_run, "cl-lora", sizes="1,5")
     assert ready.method.learn(ready.task(0))["without_gradient"]
@@ -204,7 +204,7 @@ def test_a_single_class_first_leaves_the_next_task_finite(tiny_run):
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_a_middle_block_is_shared_so_that_the_declared_passes_hold(depth, ready):
+def test_a_middle_block_is_shared(depth, ready):
     vit = copy.copy(ready.method.vit)
     vit.depth = depth
     method = CLLoRA(vit, ready.method.options, ready.method.runtime)
@@ -215,7 +215,7 @@ def test_a_middle_block_is_shared_so_that_the_declared_passes_hold(depth, ready)
     )
 
 
-def test_state_is_rebuilt_from_tensors_alone(ready):
+def test_state_is_restored_from_tensors(ready):
     learn_all(ready)
     again = CLLoRA(ready.method.vit, ready.method.options, ready.method.runtime)
     again.load_state_dict(ready.method.state_dict())

@@ -32,7 +32,7 @@ def test_every_view_counts_as_an_image(tiny_run):
         torch.testing.assert_close(more.means[row], own.mean(0), rtol=1e-4, atol=1e-5)
 
 
-def test_views_differ_from_each_other_and_are_drawn_alike_every_time(tiny_run):
+def test_views_differ_but_are_reproducible(tiny_run):
     (first, task), (second, _) = learned(tiny_run, views=3), learned(tiny_run, views=3)
     assert torch.equal(first.statistics_for("slda").scatter, second.statistics_for("slda").scatter)
     one, two, three = (first.task_features(task, first.hooks(), view) for view in range(3))
@@ -40,7 +40,7 @@ def test_views_differ_from_each_other_and_are_drawn_alike_every_time(tiny_run):
     assert not torch.allclose(two, three)
 
 
-def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tiny_run):
+def test_classes_with_enough_images_use_images_instead_of_crops(tiny_run):
     images = int(learned(tiny_run)[1].labels.bincount().min())
     (plain, _), (enough, _), (few, _) = (
         learned(tiny_run, views=views, enough_images=bound) for views, bound in ((1, 0), (3, images), (3, images + 1))
@@ -60,13 +60,13 @@ def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tin
         ({"classifier": "rgda", "classifier_options": "directions=2"}, "rgda-full"),
     ],
 )
-def test_what_is_compared_is_no_part_of_what_answers_keep(options, compared, tiny_run):
+def test_inference_state_excludes_compared_classifiers(options, compared, tiny_run):
     (alone, _), (beside, _) = learned(tiny_run, **options), learned(tiny_run, compare_classifiers=compared, **options)
     sizes, others = ({k: v.shape for k, v in method.inference_state().items()} for method in (alone, beside))
     assert sizes == others == {k: v.shape for k, v in alone.state_dict().items()}
 
 
-def test_ranpac_takes_part_only_where_it_is_asked_for(tiny_run):
+def test_ranpac_is_used_only_if_selected(tiny_run):
     def of(**options):
         return prepared(tiny_run, "ranpac", options=options | {"random_features": 64}).method.classifiers
 

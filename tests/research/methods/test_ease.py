@@ -51,7 +51,7 @@ def test_old_adapters_are_frozen_and_never_change(name, tiny_run):
 
 
 @pytest.mark.parametrize("name", ["ease", "per-task"])
-def test_a_state_replaces_whatever_was_learned_before(name, tiny_run):
+def test_loading_a_state_replaces_everything_learned_before(name, tiny_run):
     first, second = prepared(tiny_run, name, sizes="2,1,3"), prepared(tiny_run, name, sizes="4,2")
     learn_all(first)
     learn_all(second)
@@ -60,7 +60,7 @@ def test_a_state_replaces_whatever_was_learned_before(name, tiny_run):
     assert torch.equal(second.method.scores(images), first.method.scores(images))
 
 
-def test_adapters_of_single_classes_stay_the_identity(tiny_run):
+def test_adapters_of_single_class_tasks_stay_the_identity(tiny_run):
     ready = prepared(tiny_run, "ease", sizes="2,1,3")
     method = learn_all(ready)
     images = shown_images(ready)
@@ -87,7 +87,7 @@ def test_per_task_scores_are_cosines_under_the_adapter_of_each_class(tiny_run):
             torch.testing.assert_close(scores[:, position], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_per_task_on_single_classes_only_is_simplecil(tiny_run):
+def test_per_task_on_single_class_tasks_equals_simplecil(tiny_run):
     ready, simple = (prepared(tiny_run, name, sizes="1,1,1,1,1,1") for name in ("per-task", "simplecil"))
     images = shown_images(ready)
     found, expected = learn_all(ready).scores(images), learn_all(simple).scores(images)
@@ -96,7 +96,7 @@ def test_per_task_on_single_classes_only_is_simplecil(tiny_run):
     assert torch.equal(found.argmax(1), expected.argmax(1))
 
 
-def test_per_task_is_ease_without_the_other_subspaces(tiny_run):
+def test_per_task_equals_ease_without_other_subspaces(tiny_run):
     ready = prepared(tiny_run, "per-task")
     ease = learn_all(prepared(with_options(tiny_run, alpha=0.0), "ease"))
     images = shown_images(ready)
@@ -117,7 +117,7 @@ def test_one_task_is_an_adapter_with_nearest_prototypes(tiny_run):
     assert torch.equal(ready.method.prototypes[0], alone.method.prototypes)
 
 
-def test_scores_weigh_each_subspace_as_the_formula_says(tiny_run):
+def test_scores_are_weighted_sums_over_subspaces(tiny_run):
     ready = prepared(with_options(tiny_run, alpha=0.3), "ease")
     method = learn_all(ready)
     images = shown_images(ready)
@@ -130,7 +130,7 @@ def test_scores_weigh_each_subspace_as_the_formula_says(tiny_run):
             torch.testing.assert_close(scores[:, position], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_real_prototypes_are_class_means_and_never_change(tiny_run):
+def test_prototypes_with_images_are_class_means_and_never_change(tiny_run):
     ready = prepared(tiny_run, "ease", sizes="2,1,1,2")
     method = ready.method
     train = ready.train.images.test_views(torch.arange(len(ready.train.labels)))
@@ -187,7 +187,7 @@ def test_synthesis_equals_the_definition_in_plain_loops(include_later):
 
 
 @pytest.mark.parametrize("include_later", [True, False])
-def test_synthesis_reads_real_prototypes_only_and_can_be_repeated(include_later):
+def test_synthesis_ignores_synthesised_prototypes(include_later):
     sizes = (2, 1, 3, 1)
     ranges, prototypes = ranges_of(*sizes), draw(*sizes)
     expected = synthesise(prototypes, ranges, include_later)
@@ -198,7 +198,7 @@ def test_synthesis_reads_real_prototypes_only_and_can_be_repeated(include_later)
     assert torch.equal(synthesise(found, ranges, include_later), expected)
 
 
-def test_shares_sum_to_one_and_a_single_new_class_lends_itself_whole():
+def test_synthesis_from_equal_sources_equals_the_source():
     prototypes = draw(2, 3, 1)
     prototypes[1, 2:5] = prototypes[1, 2]  # all donors of subspace 1 agree, except for the last class
     prototypes[1, 5] = prototypes[1, 2]
@@ -207,7 +207,7 @@ def test_shares_sum_to_one_and_a_single_new_class_lends_itself_whole():
     torch.testing.assert_close(found[2, :5], prototypes[2, 5].expand(5, -1))
 
 
-def test_recalculation_moves_guesses_as_donors_grow_and_without_it_they_stay(tiny_run):
+def test_recalculation_updates_synthesised_prototypes(tiny_run):
     runs = {}
     for recalc in (True, False):
         ready = prepared(with_options(tiny_run, ease_recalc=recalc), "ease", sizes="2,2,2")
@@ -221,7 +221,7 @@ def test_recalculation_moves_guesses_as_donors_grow_and_without_it_they_stay(tin
     assert torch.equal(runs[True][2][2], runs[False][2][2]), "the newest subspace has the same donors"
 
 
-def test_the_plain_network_can_be_one_more_subspace(tiny_run):
+def test_the_pretrained_network_as_an_additional_subspace(tiny_run):
     without, ready = prepared(tiny_run, "ease"), prepared(with_options(tiny_run, ptm_beta=0.7), "ease")
     simple = prepared(tiny_run, "simplecil")
     images = shown_images(ready)

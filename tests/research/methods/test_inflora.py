@@ -59,7 +59,7 @@ def test_second_moments_are_the_mean_outer_product_of_all_attention_inputs(ready
     torch.testing.assert_close(ready.method.features(images, SecondMoments(vit.depth, vit.width)), plain)
 
 
-def test_a_new_update_changes_nothing_and_reads_no_used_direction(ready):
+def test_a_new_update_is_zero_and_orthogonal_to_used_directions(ready):
     method = ready.method
     learn_all(ready, [0])
     before = method.scores(shown_images(ready))
@@ -88,7 +88,7 @@ def test_a_task_does_not_act_on_the_inputs_that_old_tasks_used(ready):
             assert (matrix @ used_basis(memory)).abs().max() < 1e-5 * matrix.abs().max() + 1e-6
 
 
-def test_folding_keeps_the_features_and_is_an_update_of_the_weights(ready):
+def test_folding_preserves_the_features(ready):
     method, images = ready.method, shown_images(ready)
     learn_all(ready, [0])
     updates = method.new_updates(ready.task(2))
@@ -111,7 +111,7 @@ def test_folding_keeps_the_features_and_is_an_update_of_the_weights(ready):
     torch.testing.assert_close(method.features(images), folded, rtol=1e-4, atol=1e-5)
 
 
-def test_queries_are_left_alone(ready):
+def test_queries_are_not_updated(ready):
     learn_all(ready)
     beside = ready.method.folded.qkv_update(1, torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1)))
     assert (beside[..., :64] == 0).all()
@@ -136,7 +136,7 @@ def test_scores_are_the_logits_of_all_heads_side_by_side(ready):
     torch.testing.assert_close(ready.method.scores(shown_images(ready)), torch.cat(parts, 1))
 
 
-def test_memory_grows_and_records_what_the_plan_says(ready):
+def test_memory_grows_with_the_planned_thresholds(ready):
     reports = [ready.method.learn(ready.task(index)) for index in range(3)]
     shares = [report["threshold"] for report in reports]
     assert shares == pytest.approx([0.95, 0.95 + 0.05 / 3, 0.95 + 0.1 / 3])
@@ -147,12 +147,12 @@ def test_memory_grows_and_records_what_the_plan_says(ready):
         torch.testing.assert_close(gram, torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_without_a_plan_the_threshold_stays(ready):
+def test_the_threshold_is_constant_without_a_plan(ready):
     method = InfLoRA(ready.method.vit, ready.method.options, ready.method.runtime)
     assert [method.learn(ready.task(index))["threshold"] for index in range(3)] == [0.95] * 3
 
 
-def test_a_single_class_learns_no_update_and_a_random_row_yet_fills_the_memory(tiny_run):
+def test_a_single_class_trains_nothing_but_extends_the_memory(tiny_run):
     ready = prepared(tiny_run, "inflora", options=tiny_run["options"] | {"weight_decay": 0.0})
     learn_all(ready, [0])
     folded = ready.method.folded.weight.clone()
@@ -166,7 +166,7 @@ def test_a_single_class_learns_no_update_and_a_random_row_yet_fills_the_memory(t
     assert not ready.method.learn(ready.task(2))["without_gradient"]
 
 
-def test_learning_goes_on_when_no_direction_is_free(ready):
+def test_learning_without_free_directions(ready):
     learn_all(ready, [0])
     ready.method.memories = [Memory(memory.basis[:, :0], retain=True) for memory in ready.method.memories]
     folded = ready.method.folded.weight.clone()
@@ -176,7 +176,7 @@ def test_learning_goes_on_when_no_direction_is_free(ready):
     assert torch.isfinite(torch.tensor(report["losses"])).all()
 
 
-def test_both_modes_survive_a_save(ready):
+def test_both_forms_of_memory_are_saved(ready):
     learn_all(ready, [0])
     memory = ready.method.memories[0]
     ready.method.memories[0] = Memory(memory.free(), retain=not memory.retain)
@@ -278,7 +278,7 @@ def test_a_whole_stream_equals_the_published_algorithm(epsilon, seed):
     assert modes[-1] == "retain"
 
 
-def test_hand_worked_numbers():
+def test_memory_of_a_hand_worked_example():
     """Singular values 4, 2, 1, 1 have the published energies 16, 4, 1, 1 of 22 and the textbook's 4, 2, 1, 1 of 8."""
     first = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
     memory = update_memory(None, first, 0.8)
@@ -296,7 +296,7 @@ def test_hand_worked_numbers():
     torch.testing.assert_close(full.basis.abs()[:, 0], torch.eye(4, dtype=torch.float64)[3])
 
 
-def test_a_first_task_that_uses_half_or_more_keeps_the_complement():
+def test_the_free_directions_are_stored_if_the_first_task_uses_half_or_more():
     """The official code stores the used directions and calls them free."""
     matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
     memory = update_memory(None, matrix, 0.95)
@@ -308,7 +308,7 @@ def test_a_first_task_that_uses_half_or_more_keeps_the_complement():
 
 
 @pytest.mark.parametrize("used", [4, 15])
-def test_both_forms_of_one_memory_mean_the_same(used):
+def test_both_forms_of_a_memory_are_equivalent(used):
     basis = torch.linalg.svd(moment(3))[0]
     removing, retaining = Memory(basis[:, :used], retain=False), Memory(basis[:, used:], retain=True)
     assert removing.used == retaining.used == used
@@ -320,7 +320,7 @@ def test_both_forms_of_one_memory_mean_the_same(used):
 
 
 @pytest.mark.parametrize("retain", [None, False, True])
-def test_reduction_reads_the_leading_free_directions_and_nothing_that_is_used(retain):
+def test_the_reduction_matrix_spans_the_leading_free_directions(retain):
     basis = torch.linalg.svd(moment(5))[0][:, :7]
     memory = None if retain is None else Memory(basis, retain)
     matrix, rank = moment(6), 5
@@ -340,7 +340,7 @@ def test_the_row_norm_is_that_of_a_kaiming_uniform_row():
     assert float(rows.norm(dim=1).mean()) == pytest.approx(1 / math.sqrt(3), rel=1e-2)
 
 
-def test_textbook_energy_is_gradient_projection_memory_on_the_inputs_themselves():
+def test_textbook_energy_equals_gradient_projection_memory():
     generator = torch.Generator().manual_seed(2)
     inputs = [moment(seed) @ torch.randn(WIDTH, 200, generator=generator, dtype=torch.float64) for seed in (7, 8)]
     moments = [one @ one.T / 200 for one in inputs]
@@ -360,7 +360,7 @@ def test_textbook_energy_is_gradient_projection_memory_on_the_inputs_themselves(
     assert update_memory(None, moments[0], 0.9, "textbook").used > update_memory(None, moments[0], 0.9).used
 
 
-def test_reduction_returns_what_is_left_when_little_is_free():
+def test_the_reduction_matrix_has_fewer_rows_if_few_directions_are_free():
     basis = torch.linalg.svd(moment(9))[0]
     assert reduction_matrix(moment(1), Memory(basis[:, :2], retain=True), 5).shape == (2, WIDTH)
     nothing = Memory(basis[:, :0], retain=True)
@@ -368,6 +368,6 @@ def test_reduction_returns_what_is_left_when_little_is_free():
     assert update_memory(nothing, moment(1), 0.99).used == WIDTH
 
 
-def test_the_threshold_stays_below_one_whatever_comes():
+def test_the_threshold_stays_below_one():
     assert energy_threshold(0.95, 12, 10) == energy_threshold(0.95, 9, 10) < 1
     assert energy_threshold(0.9, 7, None) == 0.9

@@ -18,12 +18,12 @@ def asked(values: dict, method: str = "one-a-plus", **options):
     return prepared(values, method, options=values["options"] | options)
 
 
-def test_there_are_methods_to_test():
+def test_methods_with_adapters_are_found():
     assert {"one-a", "one-a-plus", "adapter", "running-mean", "first-task"} <= set(TRAINING)
 
 
 @pytest.mark.parametrize("method", TRAINING)
-def test_every_method_that_trains_adapters_can_have_them_in_the_last_blocks(method, tiny_run):
+def test_adapters_only_in_the_last_blocks_can_be_resumed(method, tiny_run):
     whole = learn_all(asked(tiny_run, method, adapter_blocks=1))
     kept = whole.adapter.state_dict()
     assert {name.rsplit(".", 2)[0] for name in kept} == {f"blocks.{whole.vit.depth - 1}"}
@@ -38,7 +38,7 @@ def test_every_method_that_trains_adapters_can_have_them_in_the_last_blocks(meth
     assert torch.isfinite(whole.scores(shown_images(second))).all()
 
 
-def test_a_network_has_no_more_blocks_than_it_has(tiny_run):
+def test_more_adapter_blocks_than_the_network_has_are_refused(tiny_run):
     with pytest.raises(
         OneaError, match=r"adapter_blocks is 3, and 'tiny\.safetensors' has 2 blocks; give 2 or less, or 0 for all"
     ):
@@ -48,6 +48,6 @@ def test_a_network_has_no_more_blocks_than_it_has(tiny_run):
 
 
 @pytest.mark.parametrize("operator", ["one-a", "fisher", "regmean", "ties", "knots", "opcm", "acmap"])
-def test_operators_merge_them_by_name(operator, tiny_run):
+def test_operators_merge_adapters_of_the_last_blocks(operator, tiny_run):
     method = learn_all(asked(tiny_run, "adapter", adapter_blocks=1, merge=operator))
     assert all(torch.isfinite(value).all() for value in method.adapter.state_dict().values())

@@ -52,7 +52,7 @@ def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_r
     assert digest_of(ready.method.vit.state_dict()) == before
 
 
-def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch):
+def test_scores_do_not_depend_on_unused_tokens(method, tiny_run, monkeypatch):
     """The last block computes only what is read: with all tokens, every method must answer the same."""
     ready = prepared(tiny_run, method)
     learned = learn_all(ready)
@@ -78,7 +78,7 @@ def test_compiled_networks_learn_the_same(compiled_method, tiny_run):
 
 
 @pytest.mark.parametrize("compiled_method", but_slow(DROPS, {*LIKE_ANOTHER, "one-a-plus"}))
-def test_compiled_networks_drop_nothing_when_they_answer(compiled_method, tiny_run):
+def test_compiled_networks_use_no_dropout_at_inference(compiled_method, tiny_run):
     torch.compiler.reset()
     ready = prepared(tiny_run, compiled_method, options=tiny_run["options"] | {"learning_rate": 0.5, "dropout": 0.5})
     ready.method.vit.compile_for({8, EVALUATION_BATCH}, "eager")
@@ -120,7 +120,7 @@ def test_single_class_first_middle_and_last_tasks(method, sizes, tiny_run):
 
 
 @pytest.mark.parametrize("single", ["one-a", "simplecil", "running-mean"])
-def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
+def test_the_state_does_not_grow_with_the_number_of_tasks(single, tiny_run):
     options = tiny_run["options"] | {"single_class": "train"}
     few, many = (
         learn_all(prepared(tiny_run, single, sizes=sizes, options=options)) for sizes in ("3,3", "1,1,1,1,1,1")
@@ -129,7 +129,7 @@ def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
     assert few.forward_passes(few.options, 40) == few.forward_passes(few.options, 1) == 1
 
 
-def test_passes_grow_as_declared(method, tiny_run):
+def test_forward_passes_do_not_exceed_the_declared_number(method, tiny_run):
     ready = prepared(tiny_run, method, sizes="2,1,3")
     images, passed = shown_images(ready), 0
 
@@ -165,7 +165,7 @@ def test_simplecil_ignores_order_and_split_and_equals_the_nearest_class_mean(tin
     assert torch.equal(order[nearest], answers[2])
 
 
-def test_skipped_single_class_tasks_leave_the_adapter_and_the_counts_alone(tiny_run):
+def test_skipped_single_class_tasks_do_not_change_the_adapter(tiny_run):
     options = tiny_run["options"] | {"single_class": "skip"}
     skipping = prepared(tiny_run, sizes="1,3,1,1", options=options)
     first = skipping.method.learn(skipping.task(0))
@@ -180,7 +180,7 @@ def test_skipped_single_class_tasks_leave_the_adapter_and_the_counts_alone(tiny_
     assert skipping.method.merged.classes == 3
 
 
-def test_tasks_of_too_small_a_share_leave_the_adapter_and_the_counts_alone(tiny_run):
+def test_tasks_below_the_minimum_share_do_not_change_the_adapter(tiny_run):
     ready = prepared(tiny_run, sizes="2,2,1,1", options=tiny_run["options"] | {"min_share": 0.3})
     reports = [ready.method.learn(ready.task(index)) for index in range(2)]
     kept = {name: value.clone() for name, value in ready.method.adapter.state_dict().items()}
@@ -193,7 +193,7 @@ def test_tasks_of_too_small_a_share_leave_the_adapter_and_the_counts_alone(tiny_
         prepared(tiny_run, options=tiny_run["options"] | {"min_share": 2.0})
 
 
-def test_the_first_adapter_is_adopted_and_old_prototypes_stay(tiny_run):
+def test_old_prototypes_do_not_change_with_the_second_task(tiny_run):
     ready = prepared(tiny_run)
     ready.method.learn(ready.task(0))
     old = ready.method.prototypes.clone()
@@ -214,7 +214,7 @@ def test_methods_that_differ_only_in_the_merge_can_share_trained_adapters(tiny_r
     assert all(torch.equal(value, alone.state_dict()[name]) for name, value in shared.state_dict().items())
 
 
-def test_those_trained_on_other_views_are_not_shared(tiny_run):
+def test_adapters_trained_on_other_views_are_not_shared(tiny_run):
     adapter_cache, last = AdapterCache(), tiny_run["options"] | {"adapter_blocks": 1, "cached_views": 3}
     learn_all(prepared(tiny_run, "one-a", adapter_cache, options=last))
     plain = last | {"enough_images": 1}
@@ -225,7 +225,7 @@ def test_those_trained_on_other_views_are_not_shared(tiny_run):
 
 
 @pytest.mark.parametrize("start", ["merged", "first", "previous"])
-def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never_shared(start, tiny_run):
+def test_adapters_that_start_from_earlier_ones_are_not_shared(start, tiny_run):
     adapter_cache, options = (
         AdapterCache(),
         tiny_run["options"] | {"start": start, "learning_rate": 0.0, "weight_decay": 0.0},
@@ -246,7 +246,7 @@ def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never
     assert all(torch.equal(value, after.method.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
-def test_a_shared_start_is_a_running_mean_of_its_own(tiny_run):
+def test_running_mean_shared_equals_running_mean_with_a_shared_start(tiny_run):
     shared = learn_all(prepared(tiny_run, "running-mean-shared"))
     options = tiny_run["options"] | {"start": "shared"}
     asked = learn_all(prepared(tiny_run, "running-mean", options=options))
@@ -277,7 +277,7 @@ def test_declared_costs_follow_the_options():
     assert kind_and("simplecil")[0].epochs_per_task(kind_and("simplecil")[1], [3, 3]) == [0, 0]
 
 
-def test_declared_epochs_are_those_that_are_trained(method, tiny_run):
+def test_declared_epochs_equal_the_trained_epochs(method, tiny_run):
     ready = prepared(tiny_run, method, sizes="2,1,3", options=tiny_run["options"] | {"epoch_growth": 0.9})
     declared = ready.method.epochs_per_task(ready.method.options, ready.stream.sizes)
     trained = []
@@ -319,7 +319,7 @@ def test_running_mean_keeps_the_mean_of_all_trained_adapters(tiny_run):
         {"swapped_weights": True},
     ],
 )
-def test_every_switch_of_one_a_changes_the_result(switch, tiny_run):
+def test_every_option_of_one_a_changes_the_result(switch, tiny_run):
     """The second task becomes the base; the third has as many classes as all before, but fewer images."""
     changes = {"sizes": "1,2,3", "long_tail": 0.2}
     plain = learn_all(prepared(tiny_run, **changes))

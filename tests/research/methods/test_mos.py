@@ -55,7 +55,7 @@ def unsettle(method: MOS) -> None:
 
 
 @pytest.mark.parametrize("refinements", [1, 2, 4])
-def test_batched_retrieval_equals_the_loop_over_images_and_runs_only_what_is_asked_for(refinements, tiny_run):
+def test_batched_retrieval_equals_a_loop_over_images(refinements, tiny_run):
     ready = mos(tiny_run, "1,2,1,1,1", refinements=refinements)
     method, images = learn_all(ready), shown_images(ready)
     unsettle(method)
@@ -74,7 +74,7 @@ def test_batched_retrieval_equals_the_loop_over_images_and_runs_only_what_is_ask
         assert any(len(set(path)) < len(path) for path in paths), "and that come back"
 
 
-def test_learned_stream_answers_as_the_loop_over_images_does(tiny_run):
+def test_scores_after_learning_equal_a_loop_over_images(tiny_run):
     ready = mos(tiny_run)
     method = learn_all(ready)
     torch.testing.assert_close(
@@ -95,7 +95,7 @@ def test_one_task_needs_one_pass(tiny_run):
 
 
 @pytest.mark.parametrize("mode", ["per-step", "official"])
-def test_answers_change_no_parameter_and_snapshots_never_change(mode, tiny_run):
+def test_prediction_changes_no_parameters_and_snapshots_are_frozen(mode, tiny_run):
     ready = mos(tiny_run, mos_ema=mode)
     method = ready.method
     learn_all(ready, [0, 1])
@@ -109,7 +109,7 @@ def test_answers_change_no_parameter_and_snapshots_never_change(mode, tiny_run):
     assert torch.equal(before["gaussians.means"], method.state_dict()["gaussians.means"][:4])
 
 
-def test_one_merge_keeps_exactly_the_share_it_should(tiny_run):
+def test_one_merge_moves_the_adapter_by_the_momentum(tiny_run):
     ready = mos(tiny_run)
     method = ready.method
     learn_all(ready, [0, 1])
@@ -144,7 +144,7 @@ def test_number_of_merges_per_step(mode, merges, tiny_run):
         torch.testing.assert_close(left - elder, further * (ended - elder), rtol=1e-3, atol=1e-5)
 
 
-def test_the_adapter_goes_on_from_task_to_task(tiny_run):
+def test_each_task_continues_from_the_previous_adapter(tiny_run):
     ready = mos(tiny_run, learning_rate=0.0)
     first, second, third = learn_all(ready).snapshots
     for a, b, c in zip(first.parameters(), second.parameters(), third.parameters(), strict=True):
@@ -152,7 +152,7 @@ def test_the_adapter_goes_on_from_task_to_task(tiny_run):
         assert torch.equal(a, c)
 
 
-def test_alignment_touches_only_the_head_and_comes_from_the_second_task_on(tiny_run):
+def test_alignment_changes_only_the_head_and_starts_with_the_second_task(tiny_run):
     plain, aligned = (mos(tiny_run, alignment_epochs=epochs) for epochs in (0, 2))
     reports = [(plain.method.learn(plain.task(i)), aligned.method.learn(aligned.task(i))) for i in (0, 1)]
     assert ["alignment_losses" in report for _, report in reports] == [False, True]
@@ -160,7 +160,7 @@ def test_alignment_touches_only_the_head_and_comes_from_the_second_task_on(tiny_
         assert torch.equal(value, aligned.method.state_dict()[name]) != name.startswith("head."), name
 
 
-def test_alignment_learns_to_tell_the_gaussians_apart():
+def test_alignment_learns_to_separate_the_gaussians():
     means = 3 * torch.eye(4)
     gaussians = Gaussians(4)
     for position, mean in enumerate(means):
@@ -176,7 +176,7 @@ def test_alignment_learns_to_tell_the_gaussians_apart():
         align(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
 
 
-def test_prototypes_belong_to_the_first_adapter_and_gaussians_to_the_own_one(tiny_run):
+def test_prototypes_use_the_first_adapter_and_gaussians_that_of_their_task(tiny_run):
     ready = mos(tiny_run, "2,2,2", learning_rate=0.5, scale=1.0, momentum=0.0)
     method = learn_all(ready)
     for index, snapshot in enumerate(method.snapshots):
@@ -190,7 +190,7 @@ def test_prototypes_belong_to_the_first_adapter_and_gaussians_to_the_own_one(tin
     assert (method.prototypes[2:] - method.gaussians.means[2:]).abs().max() > 1e-2
 
 
-def test_a_single_class_is_learned_though_its_cross_entropy_is_nothing(tiny_run):
+def test_a_single_class_is_learned_despite_zero_cross_entropy(tiny_run):
     ready = mos(tiny_run, momentum=0.0, weight_decay=0.0, alignment_epochs=20, alignment_learning_rate=0.1)
     method = ready.method
     learn_all(ready, [0])
@@ -202,7 +202,7 @@ def test_a_single_class_is_learned_though_its_cross_entropy_is_nothing(tiny_run)
     assert method.head(method.gaussians.means).argmax(1).tolist() == [0, 1, 2, 3]
 
 
-def test_the_head_learns_ten_times_slower(tiny_run, monkeypatch):
+def test_the_learning_rate_of_the_head_is_a_tenth(tiny_run, monkeypatch):
     import onea.research.methods.mos as module
 
     rates = []
@@ -252,7 +252,7 @@ def test_separation_equals_loops_over_rows():
     assert torch.isfinite(separation(1e3 * features, 1e3 * old))
 
 
-def test_gaussians_keep_mean_and_covariance_with_jitter():
+def test_gaussians_store_mean_and_covariance_with_jitter():
     features = torch.randn(30, 4, generator=generator(1)) @ torch.randn(4, 4, generator=generator(2))
     labels = torch.tensor([7] * 12 + [8] * 17 + [9])
     full, diagonal = Gaussians(4), Gaussians(4, "diagonal")
@@ -277,7 +277,7 @@ def test_gaussians_of_fewer_images_than_dimensions():
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_drawn_features_have_the_class_statistics(covariance):
+def test_sampled_features_have_the_statistics_of_their_class(covariance):
     source = torch.randn(100, 3, generator=generator(1)) @ torch.tensor([[1.0, 2, 0], [0, 1, 3], [0, 0, 0.5]])
     gaussians = Gaussians(3, covariance)
     gaussians.add(torch.cat([source, source + 5]), torch.arange(2).repeat_interleave(100), range(2))
@@ -307,6 +307,6 @@ def test_published_adapter_has_the_published_size(tiny_run):
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"momentum": 1.0}, {"regulariser_temperature": 0.0}])
-def test_senseless_options_are_refused(wrong):
+def test_impossible_options_are_refused(wrong):
     with pytest.raises(OneaError, match=next(iter(wrong))):
         MOS.Options(**wrong)

@@ -26,13 +26,13 @@ def prepared(values: dict, **options):
 
 
 @pytest.mark.parametrize(("images_per_class", "epochs"), [(2, 20), (30, 20), (100, 15), (500, 10), (5000, 10)])
-def test_the_images_of_a_class_decide_the_epochs(images_per_class, epochs):
+def test_epochs_depend_on_the_images_per_class(images_per_class, epochs):
     chosen = OneAPlusOptions().training_options(10, 10 * images_per_class)
     assert (chosen.epochs, chosen.min_epochs, chosen.max_epochs) == (epochs, round(epochs / 2), round(epochs * 1.5))
 
 
 @given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
-def test_what_is_asked_for_is_kept(classes, images):
+def test_given_options_are_kept(classes, images):
     asked = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
     found = OneAPlusOptions(**asked).training_options(classes, images)
     assert {name: getattr(found, name) for name in asked} == asked
@@ -42,12 +42,12 @@ def test_what_is_asked_for_is_kept(classes, images):
 
 
 @pytest.mark.parametrize("merge", ["one-a", "ties", "newest"])
-def test_other_merges_need_no_other_options(merge):
+def test_other_operators_have_their_default_options(merge):
     assert OneAPlusOptions(merge=merge).operator() == make_operator(merge)
     assert OneAPlusOptions().operator() == make_operator("weighted-mean", boost=2.0)
 
 
-def test_statistics_follow_the_adapter_and_only_then(tiny_run):
+def test_statistics_change_only_with_the_adapter(tiny_run):
     ready = prepared(tiny_run | {"sizes": "3,1,2"}, learning_rate=0.5, guard=0.0)
     moved = []
     for index in range(3):
@@ -58,7 +58,7 @@ def test_statistics_follow_the_adapter_and_only_then(tiny_run):
     assert moved == [(True, False), (False, False), (True, True)]
 
 
-def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
+def test_a_harmful_adapter_is_not_merged(tiny_run, tmp_path):
     """A rate at which training destroys the features: what was there before is there afterwards, and answers."""
     write_tiny_images(tmp_path, classes=6, train=30, test=2)
     values = tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}
@@ -82,7 +82,7 @@ def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
 
 
 @pytest.mark.parametrize(("images", "share", "least", "most"), [(5, 0.1, 1, 3), (4, 0.9, 1, 12), (60, 0.9, 190, 210)])
-def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, images, share, least, most):
+def test_the_guard_leaves_two_images_of_each_class(tiny_run, tmp_path, images, share, least, most):
     write_tiny_images(tmp_path, classes=6, train=images, test=1)
     ready = prepared(tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}, guard=share)
     task = ready.task(0)
@@ -91,12 +91,12 @@ def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, im
     assert task.labels[~held_out].bincount().min() >= 2
 
 
-def test_a_bound_that_is_given_holds():
+def test_given_epoch_bounds_are_kept():
     assert OneAPlusOptions(min_epochs=25).training_options(1, 500).max_epochs == 25
     assert OneAPlusOptions(max_epochs=4).training_options(1, 500).min_epochs == 4
 
 
-def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path):
+def test_a_compared_classifier_equals_a_run_with_it(tiny_run, tmp_path):
     values = tiny_run | {"method": "one-a-plus"}
     options = tiny_run["options"] | {"compare_classifiers": "slda,whitened", "guard": 0.0}
     record = run(make_config(values | {"options": options}), tmp_path / "all")
@@ -105,7 +105,7 @@ def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path)
     assert run(make_config(values | {"options": alone}), tmp_path / "slda")["correct"] == record["classifiers"]["slda"]
 
 
-def test_the_name_of_a_folder_changes_nothing(tiny_run, tiny_images, tmp_path):
+def test_results_do_not_depend_on_the_name_of_the_folder(tiny_run, tiny_images, tmp_path):
     records = []
     for name in ("cifar100", "holiday"):
         (tmp_path / name).symlink_to(tiny_images)
@@ -130,6 +130,6 @@ def test_the_name_of_a_folder_changes_nothing(tiny_run, tiny_images, tmp_path):
         ({"min_epochs": 9, "max_epochs": 3, "epochs": 5}, "min_epochs is 9"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(tiny_run, options, sentence):
+def test_invalid_options_are_refused_before_training(tiny_run, options, sentence):
     with pytest.raises(OneaError, match=sentence):
         prepared(tiny_run, **options)

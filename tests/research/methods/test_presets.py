@@ -66,7 +66,7 @@ def test_every_task_is_trained_for_the_epochs_of_its_size(method: str, tiny_run)
             assert report["epochs"] == (3 if classes >= 4 else 1), "two for a task of average size"
 
 
-def test_a_folder_may_be_called_anything(tiny_run, tiny_images: Path, tmp_path: Path) -> None:
+def test_the_name_of_the_folder_does_not_affect_the_options(tiny_run, tiny_images: Path, tmp_path: Path) -> None:
     options = []
     for name in ("cifar100", "cub200", "holiday"):
         shutil.copytree(tiny_images, tmp_path / name)
@@ -76,7 +76,7 @@ def test_a_folder_may_be_called_anything(tiny_run, tiny_images: Path, tmp_path: 
     assert options[0]["learning_rate"] == method_class("ease").base_learning_rate
 
 
-def test_the_rule_is_monotone() -> None:
+def test_training_defaults_are_monotone() -> None:
     shapes = [DatasetSize(10 * images, 10, 2) for images in (1, 2, 5, 10, 20, 30, 50, 100, 250, 500, 1300, 5000)]
     rules = [training_defaults(shape) for shape in shapes]
     epochs, batches = ([rule[name] for rule in rules] for name in ("epochs", "batch_size"))
@@ -87,7 +87,7 @@ def test_the_rule_is_monotone() -> None:
     assert all(1 <= rule["min_epochs"] <= rule["epochs"] <= rule["max_epochs"] for rule in rules)
 
 
-def test_options_that_are_given_win_and_bounds_follow_epochs() -> None:
+def test_given_options_override_the_preset() -> None:
     config = make_config({"method": "ease", "epochs": 2, "learning_rate": 0.5})
     options = method_options(config, CUB)
     assert (options.epochs, options.min_epochs, options.max_epochs) == (2, 1, 3)
@@ -103,7 +103,7 @@ def test_paper_presets_have_the_published_values() -> None:
     assert RunConfig.preset == "auto"
 
 
-def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> None:
+def test_the_record_holds_the_size_from_which_the_preset_was_computed(tiny_run, tmp_path: Path) -> None:
     config = make_config(tiny_run | {"method": "acmap", "options": {"rank": 4}, "long_tail": 0.5})
     record = run(config, tmp_path / "r")
     images = sum(task["images"] for task in record["tasks"])
@@ -114,7 +114,7 @@ def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks/presets/trials.csv").exists(), reason="no trials yet")
-def test_base_rates_are_those_that_the_trials_speak_for() -> None:
+def test_base_learning_rates_are_the_best_of_the_recorded_trials() -> None:
     choice = script("preset_choice", "benchmarks/presets")
     rows = choice.read_rows(choice.TRIALS)
     for name in TRAINED:

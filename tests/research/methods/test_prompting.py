@@ -85,7 +85,7 @@ def test_input_prompts_take_the_class_tokens_position_and_are_the_feature(two_he
     torch.testing.assert_close(shared[0], expected[0], rtol=1e-4, atol=1e-5)
 
 
-def test_prefix_prompts_equal_attention_written_head_by_head(two_heads):
+def test_prefix_prompts_equal_a_loop_over_heads(two_heads):
     images = random(3, 3, 28, 28)
     by_block = {0: (random(1, 2, 128, seed=1), random(1, 2, 128, seed=2)), 2: (random(3, 4, 128), random(3, 4, 128))}
     found = two_heads(images, PrefixPrompts(2, by_block))
@@ -96,14 +96,14 @@ def test_prefix_prompts_equal_attention_written_head_by_head(two_heads):
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_no_prefix_is_the_plain_network_but_a_prefix_of_zeros_is_not(two_heads):
+def test_no_prefix_differs_from_a_prefix_of_zeros(two_heads):
     images, zeros = random(2, 3, 28, 28), torch.zeros(1, 2, 128)
     plain = two_heads(images)
     assert torch.equal(two_heads(images, PrefixPrompts(2, {})), plain)
     assert not torch.allclose(two_heads(images, PrefixPrompts(2, {0: (zeros, zeros)})), plain, atol=1e-3)
 
 
-def test_instance_matching_equals_a_loop_and_the_pull_is_bounded():
+def test_instance_matching_equals_a_loop():
     queries, keys = random(7, 16), random(9, 16, seed=1)
     indices, selected = match_keys(queries, keys, 5)
     for row, query in enumerate(queries):
@@ -126,7 +126,7 @@ def test_batch_matching_counts_votes_and_depends_on_the_neighbours():
     assert match_keys(queries[3:], keys, 2, "batch")[0].tolist() == [[0, 3]], "alone, the last one gets its own"
 
 
-def test_growing_rows_settle_out_of_reach_of_gradients_and_weight_decay():
+def test_old_rows_get_no_gradients_and_no_weight_decay():
     rows = GrowingParameter(3)
     rows.grow(random(2, 3))
     rows.grow(random(1, 3, seed=1))
@@ -179,7 +179,7 @@ def test_training_lowers_the_loss(method, tiny_run):
 
 
 @pytest.mark.parametrize("method", PROMPTING)
-def test_a_task_of_one_class_leaves_its_row_at_random(method, tiny_run):
+def test_the_row_of_a_single_class_stays_random(method, tiny_run):
     ready = prepared(with_options(tiny_run, weight_decay=0.0), method, sizes="3,1,2")
     ready.method.learn(ready.task(0))
     before = clone(ready.method.state_dict())
@@ -196,7 +196,7 @@ def test_a_task_of_one_class_leaves_its_row_at_random(method, tiny_run):
 
 @pytest.mark.parametrize("sizes", ["1,3,2", "3,1,2"])
 @pytest.mark.parametrize("method", PROMPTING)
-def test_skipping_a_class_adds_its_row_and_nothing_else(method, sizes, tiny_run):
+def test_a_skipped_task_adds_only_a_row_of_the_head(method, sizes, tiny_run):
     ready = prepared(with_options(tiny_run, single_class_policy="skip"), method, sizes=sizes)
     shapes = []
     for index, size in enumerate(map(int, sizes.split(","))):
@@ -215,7 +215,7 @@ def test_skipping_a_class_adds_its_row_and_nothing_else(method, sizes, tiny_run)
 
 
 @pytest.mark.parametrize("method", PROMPTING)
-def test_a_prototype_row_is_the_mean_feature_as_long_as_the_trained_rows(method, tiny_run):
+def test_prototype_rows_are_mean_features_with_the_norm_of_trained_rows(method, tiny_run):
     ready = prepared(with_options(tiny_run, single_class_policy="prototype-row"), method, sizes="1,3,1,1")
     for index in range(4):
         ready.method.learn(ready.task(index))
@@ -372,7 +372,7 @@ def test_coda_prompt_equals_a_naive_loop(orthogonality, tiny_run):
     assert_same(after["head.weight"], head[0].detach()[:5])
 
 
-def test_the_rows_of_a_task_alone_give_the_masked_cross_entropy():
+def test_cross_entropy_of_the_rows_of_a_task_equals_masked_cross_entropy():
     features, weight, labels = random(5, 8), random(7, 8, seed=1), torch.tensor([2, 3, 4, 2, 3])
     alone = F.cross_entropy(features @ weight[2:5].T, labels - 2)
     assert torch.equal(masked_cross_entropy(features @ weight.T, labels, range(2, 5)), alone)
@@ -381,7 +381,7 @@ def test_the_rows_of_a_task_alone_give_the_masked_cross_entropy():
 # --- L2P ------------------------------------------------------------------------------------------------------------
 
 
-def test_l2p_prompts_that_no_image_chose_do_not_move(tiny_run):
+def test_l2p_prompts_that_are_never_selected_do_not_change(tiny_run):
     ready = prepared(with_options(tiny_run, weight_decay=0.0, top_k=1, pool=6), "l2p")
     method = ready.method
     chosen = set()
@@ -403,7 +403,7 @@ def test_l2p_prompts_that_no_image_chose_do_not_move(tiny_run):
         assert torch.equal(pool.keys[prompt], initial.keys[prompt]) == (prompt not in chosen)
 
 
-def test_l2p_batch_selection_lets_neighbours_decide(tiny_run):
+def test_l2p_batch_selection_depends_on_the_batch(tiny_run):
     ready = prepared(with_options(tiny_run, prompt_selection="batch", top_k=1), "l2p")
     learn_all(ready)
     with torch.no_grad():  # two keys that split the test images
@@ -429,7 +429,7 @@ def test_l2p_options_are_checked():
 # --- DualPrompt -----------------------------------------------------------------------------------------------------
 
 
-def test_dualprompt_changes_its_own_slot_only_and_copies_the_last_one(tiny_run):
+def test_dualprompt_trains_only_the_newest_expert_which_starts_as_a_copy(tiny_run):
     ready = prepared(with_options(tiny_run, weight_decay=0.1), "dualprompt", sizes="2,2,2")
     learn_all(ready, [0, 1])
     old = clone(ready.method.state_dict())
@@ -445,7 +445,7 @@ def test_dualprompt_changes_its_own_slot_only_and_copies_the_last_one(tiny_run):
     assert len(keys.unique(dim=0)) == 3
 
 
-def test_dualprompt_has_a_slot_for_every_task_and_a_single_class_moves_its_key_only(tiny_run):
+def test_dualprompt_trains_only_the_key_for_a_single_class(tiny_run):
     values = with_options(tiny_run, weight_decay=0.0)
     ready = prepared(values, "dualprompt", sizes="1,1,1,1,1,1")
     state = learn_all(ready).state_dict()
@@ -470,7 +470,7 @@ def test_dualprompt_key_approaches_the_mean_direction_of_its_tasks_queries(tiny_
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(4, ["kk", "kk", "vv", "vv"]), (5, ["kk", "kk", "kv", "vv", "vv"])])
-def test_the_official_layout_mixes_keys_and_values_up_along_the_batch(batch, expected):
+def test_the_official_layout_mixes_up_keys_and_values(batch, expected):
     slot = torch.stack([torch.zeros(3, 8), torch.ones(3, 8)])  # keys are zeros, values are ones
     whole = slot.expand(batch, -1, -1, -1)
     letters = "kv"
@@ -481,7 +481,7 @@ def test_the_official_layout_mixes_keys_and_values_up_along_the_batch(batch, exp
     assert values.all()
 
 
-def test_the_official_layout_gives_images_the_prompts_of_others():
+def test_the_official_layout_mixes_up_prompts_between_images():
     own = torch.arange(4.0)[:, None, None, None].expand(-1, 2, 3, 8)
     keys, values = _keys_and_values(own, "official")
     assert keys[:, 0, 0].tolist() == [0, 2, 0, 2]
@@ -489,7 +489,7 @@ def test_the_official_layout_gives_images_the_prompts_of_others():
     assert _keys_and_values(own, "correct")[0][:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_coda_ends_a_short_training_at_a_low_rate_where_it_is_asked_to(tiny_run):
+def test_the_cosine_schedule_ends_short_trainings_at_a_low_rate(tiny_run):
     rates = {}
     for schedule in ("late-cosine", "cosine"):
         ready = prepared(with_options(tiny_run, schedule=schedule, epochs=5), "coda-prompt")
@@ -499,7 +499,7 @@ def test_coda_ends_a_short_training_at_a_low_rate_where_it_is_asked_to(tiny_run)
     assert rates["cosine"][-1] < 0.1
 
 
-def test_the_switches_of_dualprompt_change_the_result(tiny_run):
+def test_the_options_of_dualprompt_change_the_result(tiny_run):
     plain = learn_all(prepared(tiny_run, "dualprompt"))
     official = prepared(with_options(tiny_run, eprompt_layout="official"), "dualprompt")
     assert not torch.equal(learn_all(official).state_dict()["prompts.general"], plain.state_dict()["prompts.general"])
@@ -517,7 +517,7 @@ def test_the_switches_of_dualprompt_change_the_result(tiny_run):
 @pytest.mark.parametrize(
     ("depth", "general", "expert"), [(1, [], [0]), (2, [0], [1]), (4, [0, 1], [2, 3]), (6, [0, 1], [2, 3, 4])]
 )
-def test_dualprompt_uses_the_blocks_there_are(depth, general, expert, tmp_path):
+def test_dualprompt_blocks_of_shallow_networks(depth, general, expert, tmp_path):
     write_tiny_vit(tmp_path / "vit.safetensors", depth=depth)
     method = DualPrompt(load_backbone(str(tmp_path / "vit.safetensors")), DualPromptOptions(), make_runtime("cpu"))
     assert list(method.g_blocks) == general
@@ -559,7 +559,7 @@ def test_component_weights_equal_a_loop_and_ignore_scales():
     assert component_weights(torch.zeros(1, 16), attention, keys).tolist() == [[0] * 6]
 
 
-def test_components_start_orthonormal_and_stay_once_their_task_is_over(tiny_run):
+def test_components_start_orthonormal_and_are_frozen_after_their_task(tiny_run):
     still = prepared(with_options(tiny_run, learning_rate=0.0), "coda-prompt")
     still.method.learn(still.task(0))
     assert float(still.method.prompts.penalty().detach()) < 1e-10
@@ -598,7 +598,7 @@ def coda(vit, plan, **options):
     return CODAPrompt(load_backbone(vit), CODAOptions(**options), make_runtime("cpu"), plan)
 
 
-def test_components_are_shared_out_equally_or_by_classes(tiny_vit):
+def test_components_are_allocated_equally_or_by_classes(tiny_vit):
     assert coda(tiny_vit, StreamPlan(100, 10), components=60)._num_components(36) == 6
     assert coda(tiny_vit, StreamPlan(100, 7), components=60)._num_components(1) == 8
     proportional = coda(tiny_vit, StreamPlan(100, 10), components=50, allocation="proportional")
@@ -606,7 +606,7 @@ def test_components_are_shared_out_equally_or_by_classes(tiny_vit):
     assert [proportional._num_components(n) for n in sizes] == [18, 12, 7, 4, 3, 2, 2, 1, 1, 1]
 
 
-def test_coda_prompt_says_what_it_cannot_do(tiny_vit, tiny_run):
+def test_coda_prompt_errors(tiny_vit, tiny_run):
     with pytest.raises(OneaError, match="too few for 20 tasks; give at least --components 20"):
         coda(tiny_vit, StreamPlan(100, 20), components=10)
     assert coda(tiny_vit, StreamPlan(100, 20), components=10, allocation="proportional")._num_components(1) == 1
@@ -623,7 +623,7 @@ def test_coda_prompt_says_what_it_cannot_do(tiny_vit, tiny_run):
         full.method.learn(full.task(1))
 
 
-def test_without_components_coda_prompt_is_the_plain_network_and_a_head(tiny_run):
+def test_without_components_coda_prompt_uses_plain_features(tiny_run):
     ready = prepared(with_options(tiny_run, single_class_policy="skip"), "coda-prompt", sizes="1,5")
     ready.method.learn(ready.task(0))
     images = shown_images(ready)

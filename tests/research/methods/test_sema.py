@@ -68,7 +68,7 @@ def unchanged(before: dict, after: dict) -> bool:
     return all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_a_mixture_of_one_module_is_its_adapter():
+def test_a_mixture_of_one_module_equals_its_adapter():
     mixture = experts(1)
     assert torch.equal(mixture(tokens()), mixture[0].adapter(tokens()))
 
@@ -88,7 +88,7 @@ def test_a_mixture_is_the_routed_sum_of_its_adapters():
         torch.testing.assert_close(found[image], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_new_module_is_not_a_no_op_but_takes_its_share_from_the_others():
+def test_a_new_module_reduces_the_weights_of_the_others():
     mixture, u = experts(2), tokens()
     before = mixture(u)
     mixture.experts.append(Expert(WIDTH, 3, 1.0, 4, 500, torch.Generator().manual_seed(7)))
@@ -97,7 +97,7 @@ def test_a_new_module_is_not_a_no_op_but_takes_its_share_from_the_others():
     assert ((share > 0) & (share < 1)).all()
 
 
-def test_the_router_of_one_module_has_zero_gradient_and_of_two_has_not():
+def test_the_router_of_a_single_module_has_zero_gradient():
     for count, learns in ((1, False), (2, True)):
         mixture = experts(count)
         mixture[-1].route.requires_grad_(True)
@@ -105,7 +105,7 @@ def test_the_router_of_one_module_has_zero_gradient_and_of_two_has_not():
         assert bool((mixture[-1].route.weight.grad != 0).any()) is learns
 
 
-def test_the_descriptor_rebuilds_the_mean_token_and_counts_in_standard_deviations():
+def test_descriptor_losses_and_z_scores_by_hand():
     descriptor = Descriptor(WIDTH, 4, 500, torch.Generator().manual_seed(0)).requires_grad_(False)
     mean = tokens().mean(1)
     hidden = mean @ descriptor.encode.weight.T + descriptor.encode.bias
@@ -118,7 +118,7 @@ def test_the_descriptor_rebuilds_the_mean_token_and_counts_in_standard_deviation
     torch.testing.assert_close(descriptor.z_scores(mean), (losses - 3).abs() / 2)
 
 
-def test_losses_that_are_all_alike_do_not_divide_by_zero():
+def test_equal_losses_do_not_cause_division_by_zero():
     descriptor = Descriptor(WIDTH, 4, 500, torch.Generator().manual_seed(0)).requires_grad_(False)
     mean = tokens().mean(1)
     for value in (0.0, 0.5):
@@ -128,7 +128,7 @@ def test_losses_that_are_all_alike_do_not_divide_by_zero():
 
 
 @pytest.mark.parametrize("batches", [[3, 3, 3], [1, 12], [2], [7, 1, 1, 1]])
-def test_only_the_last_losses_are_remembered(batches):
+def test_only_the_latest_losses_are_stored(batches):
     descriptor = Descriptor(WIDTH, 4, 5, torch.Generator())
     numbers, naive = itertools.count(), []
     for size in batches:
@@ -138,7 +138,7 @@ def test_only_the_last_losses_are_remembered(batches):
     assert descriptor.recent.tolist() == naive
 
 
-def test_the_surprise_is_that_of_the_module_that_knows_the_batch_best():
+def test_the_z_score_of_a_mixture_is_that_of_its_best_module():
     mixture, mean = experts(3), tokens().mean(1)
     for k in range(3):
         mixture[k].descriptor.append_losses(torch.tensor([1.0, 2.0, 3.0]) * (k + 1))
@@ -149,7 +149,7 @@ def test_the_surprise_is_that_of_the_module_that_knows_the_batch_best():
     assert mixture.z_score(mean) == pytest.approx(min(naive), rel=1e-5)
 
 
-def test_the_last_quarter_of_the_blocks_can_expand_and_at_least_one(tmp_path, tiny_vit):
+def test_the_last_quarter_of_the_blocks_is_expandable(tmp_path, tiny_vit):
     write_tiny_vit(tmp_path / "deep.safetensors", depth=12)
     runtime = make_runtime("cpu", "fp32", 1)
     deep, shallow = load_backbone(str(tmp_path / "deep.safetensors")), load_backbone(tiny_vit)
@@ -164,7 +164,7 @@ def test_the_size_of_a_published_module():
     assert count == {"adapter": 2 * 768 * 16 + 16 + 768, "route": 769, "descriptor": 2 * 768 * 128 + 128 + 768}
 
 
-def test_a_module_added_to_a_block_changes_only_what_later_blocks_see(tiny_run):
+def test_an_added_module_changes_only_the_inputs_of_later_blocks(tiny_run):
     ready = sema(tiny_run, expandable=1.0)
     ready.method.learn(ready.task(0))
     means = []
@@ -177,7 +177,7 @@ def test_a_module_added_to_a_block_changes_only_what_later_blocks_see(tiny_run):
     assert not torch.equal(means[0][1], means[1][1])
 
 
-def test_at_most_one_module_per_block_and_task_shallow_first(tiny_run):
+def test_at_most_one_module_per_block_and_task_is_added(tiny_run):
     ready = sema(tiny_run, "2,1,1,2", expandable=1.0, threshold=0.0)
     for index in range(4):
         report = ready.method.learn(ready.task(index))
@@ -188,7 +188,7 @@ def test_at_most_one_module_per_block_and_task_shallow_first(tiny_run):
         assert len(report["descriptor_losses"]) == rounds * 2
 
 
-def test_old_modules_and_rows_are_bit_identical_after_a_task(tiny_run):
+def test_old_modules_are_bit_identical_after_a_task(tiny_run):
     ready = sema(tiny_run, "3,2,1", threshold=0.0)
     method = ready.method
     method.learn(ready.task(0))
@@ -216,14 +216,14 @@ def test_the_first_router_row_stays_random_and_descriptors_learn(tiny_run):
     assert report["descriptor_losses"][-1] < report["descriptor_losses"][0]
 
 
-def test_descriptors_remember_both_phases_up_to_the_buffer(tiny_run):
+def test_descriptors_store_losses_of_both_training_phases(tiny_run):
     for buffer, expected in ((500, 18 * (2 + 2)), (50, 50)):
         ready = sema(tiny_run, buffer=buffer, standardise=False)
         ready.method.learn(ready.task(0))
         assert len(ready.method.modules.mixture(1)[0].descriptor.recent) == expected
 
 
-def test_standardised_tokens_have_mean_zero_and_deviation_one_whatever_their_size():
+def test_standardised_losses_do_not_depend_on_the_scale_of_tokens():
     means = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(2))
     losses = []
     for size in (1.0, 1e-3, 1e3):
@@ -239,7 +239,7 @@ def test_standardised_tokens_have_mean_zero_and_deviation_one_whatever_their_siz
     assert torch.isfinite(one(means)).all(), "a single image has no deviation"
 
 
-def test_standardised_descriptors_know_their_own_task_and_survive_a_checkpoint(tiny_run):
+def test_standardised_descriptors_are_saved(tiny_run):
     ready = sema(tiny_run, descriptor_epochs=2)
     ready.method.learn(ready.task(0))
     descriptor = ready.method.modules.mixture(1)[0].descriptor
@@ -252,7 +252,7 @@ def test_standardised_descriptors_know_their_own_task_and_survive_a_checkpoint(t
     assert torch.equal(again.spread, descriptor.spread)
 
 
-def test_known_data_add_nothing_and_train_the_head_alone_while_foreign_data_add_a_module(tiny_run):
+def test_only_data_unlike_earlier_ones_add_a_module(tiny_run):
     ready = sema(tiny_run, weight_decay=0.0, descriptor_epochs=30, descriptor_rate=0.01)
     method, task = ready.method, ready.task(0)
     method.learn(task)
@@ -274,7 +274,7 @@ def test_known_data_add_nothing_and_train_the_head_alone_while_foreign_data_add_
     assert report["surprise"]["1"] > 2
 
 
-def test_weight_decay_still_shrinks_old_rows_as_published(tiny_run):
+def test_weight_decay_shrinks_old_rows_as_published(tiny_run):
     ready = sema(tiny_run, threshold=1e9, weight_decay=0.1)
     ready.method.learn(ready.task(0))
     old = ready.method.head.weight.detach().clone()
@@ -284,7 +284,7 @@ def test_weight_decay_still_shrinks_old_rows_as_published(tiny_run):
     assert 0.9 < float(ratio.mean()) < 1
 
 
-def test_a_single_class_leaves_its_row_at_the_start_and_the_bias_at_zero(tiny_run):
+def test_the_row_of_a_single_class_keeps_its_initial_values(tiny_run):
     ready = sema(tiny_run, threshold=1e9, weight_decay=0.0)
     ready.method.learn(ready.task(0))
     report = ready.method.learn(ready.task(1))
@@ -295,7 +295,7 @@ def test_a_single_class_leaves_its_row_at_the_start_and_the_bias_at_zero(tiny_ru
     assert float(ready.method.head.bias[3]) == 0
 
 
-def test_a_single_class_first_task_leaves_the_fixed_adapters_at_zero_for_ever(tiny_run):
+def test_fixed_adapters_stay_zero_after_a_single_class_first_task(tiny_run):
     ready = sema(tiny_run, "1,4,1", threshold=0.0)
     for index in range(3):
         ready.method.learn(ready.task(index))
@@ -303,7 +303,7 @@ def test_a_single_class_first_task_leaves_the_fixed_adapters_at_zero_for_ever(ti
     assert bool((ready.method.modules.mixture(1)[1].adapter.up.weight != 0).any()), "the second task's module learned"
 
 
-def test_a_saved_file_keeps_the_surprise_and_the_modules(tiny_run):
+def test_saving_preserves_z_scores_and_modules(tiny_run):
     first, second = sema(tiny_run, threshold=0.0), sema(tiny_run, threshold=0.0)
     for index in range(2):
         first.method.learn(first.task(index))
@@ -321,7 +321,7 @@ def test_a_saved_file_keeps_the_surprise_and_the_modules(tiny_run):
     assert unchanged(first.method.state_dict(), second.method.state_dict())
 
 
-def test_an_untaught_state_can_be_saved_and_loaded(tiny_run):
+def test_an_untrained_state_can_be_saved_and_loaded(tiny_run):
     first, second = sema(tiny_run), sema(tiny_run)
     second.method.load_state_dict(first.method.state_dict())
     for ready in (first, second):
@@ -357,7 +357,7 @@ def test_every_option_changes_the_result(switch, tiny_run):
     )
 
 
-def test_descriptors_that_diverge_name_their_own_option(tiny_run):
+def test_the_error_for_diverging_descriptors_names_their_learning_rate(tiny_run):
     ready = sema(tiny_run, descriptor_rate=1e4, descriptor_epochs=20)
     with pytest.raises(OneaError, match="--descriptor-rate"):
         ready.method.learn(ready.task(0))

@@ -47,13 +47,13 @@ def test_a_later_field_is_part_of_the_key_only_if_it_differs_from_its_default() 
     assert other.identity() == then.identity() | {"dropout": 0.5}
 
 
-def test_a_long_name_of_data_is_cut_between_two_characters() -> None:
+def test_a_long_dataset_name_is_truncated_to_whole_characters() -> None:
     for seed in (1, 10):
         name = RunConfig(data=f"folder:{'д' * 200}", seed=seed).folder().name
         assert 253 < len(name.encode()) <= 255  # which half of a character could not be part of
 
 
-def test_every_committed_record_is_found() -> None:
+def test_every_committed_record_belongs_to_its_configuration() -> None:
     assert len(RECORDS) > 100
     for path in RECORDS:
         recorded = read_record_file(path)["config"]
@@ -111,6 +111,6 @@ def test_a_new_field_becomes_an_option() -> None:
 
 
 @pytest.mark.parametrize(("command", "name"), [("bench", "rank"), ("paper", "scale"), ("teach", "device")])
-def test_other_commands_take_their_options_from_their_dataclasses(command: str, name: str) -> None:
+def test_other_commands_build_their_options_from_dataclasses(command: str, name: str) -> None:
     assert options(command)[name].help
     assert options(command)[name].help[-1] == "."

@@ -69,7 +69,7 @@ def test_predictions_are_the_same_with_and_without_a_cache(method, tiny_run):
 
 
 @pytest.mark.parametrize("method", GROWING)
-def test_an_adapter_per_task_costs_each_image_one_pass_per_adapter(method, tiny_run):
+def test_methods_with_an_adapter_per_task_pass_each_image_once_per_adapter(method, tiny_run):
     _, counts, seen = evaluations(tiny_run, method, None)
     tasks, images = len(seen), seen[-1]
     assert sum(counts) == images * tasks, "each pair of image and adapter once"
@@ -87,7 +87,7 @@ def test_frozen_modules_cost_one_pass_per_image_and_module(method, tiny_run):
     assert sum(counts) == parts * seen[-1]
 
 
-def test_acmap_does_not_change_after_its_limit(tiny_run):
+def test_cached_features_of_acmap_are_valid_after_the_limit(tiny_run):
     values = tiny_run | {"options": tiny_run["options"] | {"limit": 2}}
     _, counts, seen = evaluations(values, "acmap", None)
     assert counts[:2] == seen[:2]
@@ -103,7 +103,7 @@ def test_scores_from_cached_features_equal_those_of_a_forward_pass(tiny_run):
     assert torch.equal(ready.method.scores_from_features(features), ready.method.scores(images))
 
 
-def test_a_memory_limit_holds_and_other_features_are_computed_again():
+def test_features_beyond_the_memory_limit_are_recomputed():
     rows, width = torch.tensor([4, 7, 9]), 5
     cache = FeatureCache(rows, max_bytes=3 * width * 4)
     calls = []
@@ -158,7 +158,7 @@ def test_only_frozen_modules_are_cacheable(tiny_run):
                 assert torch.equal(first.setdefault(part, features), features), (name, part)
 
 
-def test_the_option_is_checked(tiny_run):
+def test_a_negative_cache_size_is_refused(tiny_run):
     with pytest.raises(OneaError, match="cache_gb is -1"):
         make_config(tiny_run | {"cache_gb": -1})
 

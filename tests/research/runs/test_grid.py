@@ -111,7 +111,7 @@ def status(store, config):
     return read_record(store.folder(config))["status"]
 
 
-def test_nothing_is_run_twice(quick, store):
+def test_finished_runs_are_not_repeated(quick, store):
     first = run_grid([quick(1), quick(2), quick(1, threads=2)], store)
     assert [config.seed for config in first.finished] == [1, 2]
     assert (first.failed, first.skipped) == ((), ())
@@ -127,7 +127,7 @@ def test_nothing_is_run_twice(quick, store):
     assert calls.ends[0][1] == store.find(quick(3))
 
 
-def test_a_store_finds_records_by_their_configuration(quick, store, tmp_path):
+def test_a_store_finds_records_by_configuration(quick, store, tmp_path):
     assert store.folder(quick()) == store.root / quick().folder().name
     assert (store.find(quick()), store.failure(quick()), list(store.records())) == (None, None, [])
     run_grid([quick()], store)
@@ -162,7 +162,7 @@ def test_a_damaged_failure_file_is_reported(quick, store):
         assert str(store.failure(quick()))
 
 
-def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch):
+def test_an_interrupted_run_is_resumed(tiny_run, store, monkeypatch):
     config = make_config(tiny_run)
     uninterrupted = run(config, store.root / "elsewhere")
 
@@ -181,7 +181,7 @@ def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failure_is_recorded_and_the_others_continue(quick, store, workers):
+def test_a_failure_is_recorded_and_other_runs_continue(quick, store, workers):
     bad = quick(2, holdout=0.99)
     calls = Calls()
     outcome = run_grid([bad, quick(1)], store, choose_executor(workers), calls)
@@ -211,7 +211,7 @@ def test_an_unexpected_error_keeps_its_traceback_until_the_run_succeeds(quick, s
     assert "cannot be read; run it again" in str(store.failure(quick(2)))
 
 
-def test_a_folder_that_cannot_be_written_fails_alone(quick, store):
+def test_an_unwritable_folder_fails_only_its_own_run(quick, store):
     store.root.mkdir()
     store.folder(quick(1)).write_text("a file where a folder should be")
     outcome = run_grid([quick(1), quick(2)], store)
@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_written_fails_alone(quick, store):
     assert [config.seed for config in outcome.finished] == [2]
 
 
-def test_two_grids_at_once_share_the_work(quick, store):
+def test_two_grids_do_not_repeat_the_same_run(quick, store):
     """The second one waits for the first if both make the same run, and does not repeat it."""
     job = RunJob(quick(), store.folder(quick()))
     inside, results = threading.Event(), []
@@ -261,7 +261,7 @@ def test_a_killed_worker_is_retried(tiny_run, store):
     assert calls.steps.count((1, 0, 0)) == 2
 
 
-def test_a_worker_that_always_dies_fails_and_the_others_continue(tiny_run, quick, store):
+def test_a_repeatedly_killed_worker_fails_only_its_own_run(tiny_run, quick, store):
     victim = make_config(slow_values(tiny_run, 1))
 
     class Killer(Calls):
@@ -280,7 +280,7 @@ def test_a_worker_that_always_dies_fails_and_the_others_continue(tiny_run, quick
     assert calls.steps.count((1, 0, 0)) == 2
 
 
-def test_a_killed_worker_fails_no_other_run_that_shares_its_training(tiny_run, store):
+def test_a_killed_worker_does_not_fail_other_runs_with_the_same_training(tiny_run, store):
     """The killed run fails; the next one of its group trains its adapters itself."""
     victim, next_one = (make_config(slow_values(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
 
@@ -296,7 +296,7 @@ def test_a_killed_worker_fails_no_other_run_that_shares_its_training(tiny_run, s
     assert outcome.finished == (next_one,)
 
 
-def test_closing_ends_the_processes(tiny_run, quick, tmp_path):
+def test_closing_the_generator_terminates_the_processes(tiny_run, quick, tmp_path):
     endless = dict.fromkeys(
         ("epochs", "min_epochs", "max_epochs"), 100_000
     )  # whichever process is held up, the quick ends
@@ -336,7 +336,7 @@ def interrupted_grid(tiny_run, quick, store, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_grid_stopped_in_the_middle_repeats_no_finished_run(number, tiny_run, quick, store, tmp_path):
+def test_an_interrupted_grid_does_not_repeat_finished_runs(number, tiny_run, quick, store, tmp_path):
     configs, code, error = interrupted_grid(tiny_run, quick, store, number)
     assert code == (-9 if number == signal.SIGKILL else -2), error
     if number == signal.SIGINT:
@@ -355,7 +355,7 @@ def test_a_grid_stopped_in_the_middle_repeats_no_finished_run(number, tiny_run, 
     ]
 
 
-def test_ctrl_c_keeps_what_is_finished(quick, store):
+def test_ctrl_c_keeps_finished_runs(quick, store):
     class Stop(GridProgress):
         def end(self, config, result):
             raise KeyboardInterrupt
@@ -383,7 +383,7 @@ def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path, kind):
     assert results(shared)[1] == [[False] * 3, [True] * 3, [False] * 3], "other images are not the same training"
 
 
-def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path):
+def test_adapter_caches_are_freed_after_the_last_job_that_needs_them(tiny_run, tmp_path):
     def config(seed, method="one-a", **options):
         values = tiny_run | {"seed": seed, "method": method}
         return make_config(values | {"options": values["options"] | options})
@@ -458,7 +458,7 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monke
     assert executors.visible_gpus() == []
 
 
-def test_choice_of_the_executor(monkeypatch):
+def test_choice_of_executor(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert isinstance(choose_executor(), InProcess)
     assert isinstance(choose_executor(2), LocalProcesses)
@@ -471,7 +471,7 @@ def test_choice_of_the_executor(monkeypatch):
         choose_executor(2, on="ray:auto")
 
 
-def test_labels_name_what_differs(quick):
+def test_labels_contain_only_the_differences(quick):
     first, second = quick(1, gamma=0.1), quick(2, gamma=0.5)
     data = first.data.split("/")[-1]
     assert labels([first, second])[second.key()] == f"simplecil {data} seed 2, gamma 0.5"
@@ -483,7 +483,7 @@ def display(terminal):
     return GridDisplay(Console(file=text, force_terminal=terminal, width=120, highlight=False)), text
 
 
-def test_lines_without_a_terminal(quick, store):
+def test_progress_lines_without_a_terminal(quick, store):
     run_grid([quick(1)], store)
     shown, text = display(terminal=False)
     with shown:
@@ -525,7 +525,7 @@ def test_live_display(quick, monkeypatch):
     assert "about 40 s left" in picture()  # 10 s for half a run, 2 runs left
 
 
-def test_a_terminal_keeps_only_the_failures(quick, store):
+def test_the_live_display_leaves_only_failures(quick, store):
     shown, text = display(terminal=True)
     with shown:
         run_grid([quick(1), quick(2, holdout=0.99)], store, progress=shown)

@@ -22,12 +22,12 @@ def test_a_kill_does_not_change_the_final_record(case, step, tiny_vit, tiny_imag
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_no_kill_changes_the_final_record(case, tiny_vit, tiny_images, tmp_path, tried):
+def test_a_kill_at_any_event_does_not_change_the_final_record(case, tiny_vit, tiny_images, tmp_path, tried):
     fewest = 5 if case == "copied pack" else 20
     outcome = kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills", tried, fewest)
     assert outcome["switched"] or case.endswith("pack"), "the last events come after the new files are valid"
 
 
-def test_a_finished_run_touches_nothing(tiny_vit, tiny_images, tmp_path):
+def test_repeating_a_finished_run_writes_nothing(tiny_vit, tiny_images, tmp_path):
     outcome = kill_all("finished run", tiny_vit, tiny_images, tmp_path / "kills", 1)
     assert (outcome["events"], outcome["changed"], outcome["problems"]) == (0, False, [])

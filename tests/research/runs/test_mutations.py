@@ -172,7 +172,7 @@ def try_all(trial: Trial, each: int, share: float, of_json: float) -> int:
 
 
 @pytest.mark.parametrize(("kind", "share"), [("finished", 0.35), ("interrupted", 0.35), ("cache", 0.15)])
-def test_no_change_of_a_file_makes_another_record(kind, share, trial_of):
+def test_a_changed_file_never_changes_the_final_record(kind, share, trial_of):
     """A sample; --slow tries many more."""
     trial = trial_of(kind)
     assert try_all(trial, each=2, share=share, of_json=0.0005) > 8
@@ -182,7 +182,7 @@ def test_no_change_of_a_file_makes_another_record(kind, share, trial_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_none_of_many_changes_makes_another_record(kind, trial_of, tried):
+def test_many_changed_files_never_change_the_final_record(kind, trial_of, tried):
     trial = trial_of(kind)
     count = try_all(trial, each=60, share=1.0, of_json=0.01)
     tried("changed run folders", kind, {"refused with one sentence": trial.refused, "harmless": trial.same})
@@ -191,7 +191,7 @@ def test_none_of_many_changes_makes_another_record(kind, trial_of, tried):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_every_single_byte_of_a_record(kind, trial_of, tried):
+def test_a_flipped_bit_in_any_byte_of_a_record(kind, trial_of, tried):
     """One bit of each: what is read is what was written."""
     trial = trial_of(kind)
     file = trial.fresh() / "record.json"

@@ -92,7 +92,7 @@ def test_a_single_task_has_no_unseen_classes(tiny_run, tmp_path):
     assert is_resumable(results)
 
 
-def test_the_option_is_part_of_a_key_only_if_it_is_on():
+def test_open_set_is_part_of_the_key_only_if_it_is_on():
     assert RunConfig(open_set=False).identity() == RunConfig().identity()
     assert RunConfig(open_set=True).identity() == RunConfig().identity() | {"open_set": True}
 

@@ -39,14 +39,14 @@ def test_a_diverging_learning_rate_is_not_chosen(tiny_run):
     )
 
 
-def test_errors_of_runs_without_rates_to_try(tiny_run):
+def test_error_messages_for_runs_without_learning_rates_to_try(tiny_run):
     with pytest.raises(OneaError, match="trains nothing"):
         trial(tiny_run, "simplecil")
     with pytest.raises(OneaError, match="first task has one class"):
         trial(tiny_run, "ease", sizes="1,5")
 
 
-def test_the_command_prints_the_rates_and_makes_no_run(onea, tiny_run, tmp_path):
+def test_the_command_prints_the_rates_without_starting_a_run(onea, tiny_run, tmp_path):
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "precision", "threads", "device")]
     code, out, _ = onea("run", "ease", *inputs, "--sizes=5,1", "--try-rates", "--epochs=2", "--rank=4")
     assert code == 0

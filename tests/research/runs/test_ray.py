@@ -99,7 +99,7 @@ def test_an_address_without_a_cluster(ray, configs, tmp_path):
 
 
 @pytest.mark.slow
-def test_more_gpus_than_there_are(ray, configs, tmp_path):
+def test_more_gpus_than_available_are_refused(ray, configs, tmp_path):
     with pytest.raises(OneaError, match="has 0; ask for fewer"):
         run_grid([configs[1]], RecordStore(tmp_path), RayExecutor(gpus=0.5))
     assert not ray.is_initialized()
@@ -125,7 +125,7 @@ def test_a_lost_worker_is_retried(ray, configs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_always_lost_fails(ray, configs, tmp_path):
+def test_a_repeatedly_lost_worker_fails_its_run(ray, configs, tmp_path):
     class Killer(GridProgress):
         def advance(self, config, task, tasks):
             if config.seed == 1:

@@ -81,7 +81,7 @@ def unfinished(folder: Path) -> None:
 # what is compared
 
 
-def test_a_finished_run_of_other_images_is_not_returned(values, images, tmp_path):
+def test_a_finished_run_on_other_images_is_refused(values, images, tmp_path):
     run(make_config(values), tmp_path / "o")
     before = (tmp_path / "o/record.json").read_bytes()
     for file in sorted((images / "train").rglob("*.bmp"))[::2]:
@@ -152,7 +152,7 @@ def test_a_finished_run_needs_neither_images_nor_weights(values, images, weights
     assert code == 0
     assert out.startswith(first[1])
     remarks = [
-        f"its {what} are not here and were not compared"
+        f"its {what} were not found and could not be compared"
         for what in (f"images (folder:{images})", f"weights ({weights})")
     ]
     assert err.splitlines() == remarks
@@ -171,7 +171,7 @@ def test_missing_data_is_not_downloaded(spec, tmp_path, monkeypatch):
         load_dataset(spec, root=tmp_path, fetch=False)
 
 
-def test_a_cache_that_cannot_be_written_is_no_change_of_the_images(tmp_path, monkeypatch):
+def test_an_unwritable_cache_does_not_count_as_changed_images(tmp_path, monkeypatch):
     from onea.files import cache_folder
     from onea.research.data.sources import load_dataset
 
@@ -221,20 +221,22 @@ def test_one_message_lists_all_changes(values, images, weights, tmp_path):
         run(config, tmp_path / "o")
 
 
-def test_a_remark_names_another_precision(values, tmp_path, monkeypatch):
+def test_a_remark_reports_another_default_precision(values, tmp_path, monkeypatch):
     config = make_config({name: value for name, value in values.items() if name != "precision"})
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: False)
     first = run(config, tmp_path / "o")
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: True)
     remarks_of_run = Remarks()
     assert run(config, tmp_path / "o", remarks_of_run) == first, "a run keeps its precision, finished or not"
-    assert remarks_of_run.texts == ["it was computed in fp32, and auto is bf16 here; --precision bf16 is another run"]
+    assert remarks_of_run.texts == [
+        "it was computed in fp32, but auto selects bf16 here; --precision bf16 makes another run"
+    ]
 
 
 # other options and damaged records
 
 
-def test_a_later_option_does_not_make_another_run(values, tmp_path):
+def test_an_option_added_later_does_not_make_another_run(values, tmp_path):
     config = make_config(values | {"method": "one-a", "options": {"rank": 4, "epochs": 1, "min_epochs": 1}})
     run(config, tmp_path / "o")
     record = read_run(tmp_path / "o")
@@ -326,7 +328,7 @@ def test_leftovers_of_a_kill_in_the_last_step_are_deleted(values, tmp_path):
 # grids
 
 
-def test_runs_of_changed_images_fail_in_a_grid_and_are_not_repeated(values, images, tmp_path):
+def test_finished_runs_on_changed_images_fail_in_a_grid(values, images, tmp_path):
     store = RecordStore(tmp_path / "store")
     configs = [make_config(values | {"seed": seed}) for seed in (1, 2)]
     run_grid(configs, store)
@@ -352,7 +354,7 @@ def test_a_grid_reads_its_images_once(values, images, tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_table_omits_runs_of_changed_images(images, weights, onea, monkeypatch):
+def test_a_table_omits_runs_on_changed_images(images, weights, onea, monkeypatch):
     shown: list[int] = []
 
     def write(_, records, __):
@@ -420,13 +422,13 @@ def test_a_finished_run_needs_no_lock(values, tmp_path):
         assert run(make_config(values), tmp_path / "o") == first
 
 
-def test_only_the_first_of_several_processes_locks(values, tmp_path, monkeypatch):
+def test_only_the_main_process_locks(values, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with folder_lock(tmp_path / "o"):
         assert run(make_config(values), tmp_path / "o")["status"] == "finished"
 
 
-def test_a_run_that_fails_leaves_no_folders(values, tmp_path):
+def test_a_failed_run_leaves_no_folders(values, tmp_path):
     with pytest.raises(OneaError, match="holdout"):
         run(make_config(values | {"holdout": 0.99}), tmp_path / "a/b/c")
     assert not (tmp_path / "a").exists()
@@ -444,7 +446,7 @@ with folder_lock(pathlib.Path(sys.argv[1]), wait=True):
 """
 
 
-def test_waiting_for_a_lock_survives_the_removal_of_its_folder(tmp_path):
+def test_waiting_for_a_lock_whose_folder_is_removed(tmp_path):
     with folder_lock(tmp_path / "o"):
         command = [sys.executable, "-c", WAITER, str(tmp_path / "o")]
         waiter = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -453,7 +455,7 @@ def test_waiting_for_a_lock_survives_the_removal_of_its_folder(tmp_path):
     assert (out, waiter.returncode) == ("in\n", 0), err
 
 
-def test_a_fresh_demo_does_not_delete_what_another_one_writes(onea, tmp_path):
+def test_a_fresh_demo_does_not_delete_a_locked_folder(onea, tmp_path):
     folder = Path("onea-demo/one-a")
     folder.mkdir(parents=True)
     write_record(folder, {"config": {"method": "one-a"}})

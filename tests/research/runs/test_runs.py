@@ -146,7 +146,7 @@ def test_the_record_is_complete(tiny_run, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_is_not_that_of_a_surrounding_repository(tmp_path):
+def test_the_commit_of_a_surrounding_repository_is_not_recorded(tmp_path):
     """A virtual environment may be inside another repository."""
     source, installed = (tmp_path / place / "onea/research/runs" for place in ("src", ".venv/lib/site-packages"))
     for folder in (source, installed):
@@ -196,7 +196,7 @@ def test_nothing_is_written_if_the_loss_diverges(tiny_run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_no_space_left_is_one_sentence_and_keeps_the_older_checkpoint(tiny_run, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_previous_checkpoint(tiny_run, tmp_path, monkeypatch):
     import errno
     import os
 
@@ -270,7 +270,7 @@ def test_unreadable_original_files_are_refused_like_packed_ones(spoilt, tmp_path
 @pytest.mark.parametrize(
     "change", [{"long_tail": 0.3}, {"protocol": "pilot"}, {"precision": "bf16"}, {"sizes": None, "tasks": 6}]
 )
-def test_other_settings_run_to_the_end(change, tiny_run, tmp_path):
+def test_runs_with_other_settings_finish(change, tiny_run, tmp_path):
     record = run(make_config(tiny_run | change), tmp_path)
     assert record["status"] == "finished"
     if "protocol" in change:
@@ -300,7 +300,7 @@ def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
             run(make_config(tiny_run | wrong), tmp_path / "wrong")
 
 
-def test_a_run_from_before_an_option_existed_is_resumed(tiny_run, tmp_path):
+def test_a_run_recorded_without_newer_options_is_resumed(tiny_run, tmp_path):
     """It has the default of the new option."""
     config = make_config(tiny_run)
     whole = run(config, tmp_path / "whole")
@@ -438,7 +438,7 @@ def test_error_messages_name_wrong_values(wrong, words):
         make_config(wrong)
 
 
-def test_identity_is_what_changes_results(tiny_run):
+def test_identity_contains_what_changes_results(tiny_run):
     config = make_config(tiny_run)
     assert config.key() == dataclasses.replace(config, device="cuda", threads=8, store="disk", budget=1.0).key()
     assert config.key() != dataclasses.replace(config, seed=2).key()

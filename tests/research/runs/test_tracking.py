@@ -76,7 +76,7 @@ def test_a_resumed_run_continues_its_curves_and_a_finished_one_logs_nothing(tiny
     assert comparable_fields(record) == comparable_fields(whole), "nor does tracking change a result"
 
 
-def test_a_failing_tracker_is_dropped_and_the_run_continues(tiny_run, tmp_path, capsys):
+def test_a_failing_tracker_is_dropped(tiny_run, tmp_path, capsys):
     with Tracking(["tensorboard"], tmp_path / "run") as tracking:
 
         def fail(*_, **__):

@@ -7,7 +7,7 @@ import os
 
 
 def data_name(data: str) -> str:
-    """The name of a dataset in presets and tables; of a folder, its last part.
+    """The name of a dataset in presets and tables; for a folder, the last part of its path.
 
     >>> data_name("folder:/data/cub200/"), data_name("folder:cub200"), data_name("cifar100")
     ('cub200', 'cub200', 'cifar100')

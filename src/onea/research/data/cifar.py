@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CIFAR-100, whose files are pickles: read by an unpickler that runs no code."""
+"""CIFAR-100, whose files are pickles, read by an unpickler that runs no code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
     """CIFAR-100 from ``root``; it is downloaded there if it is missing.
 
     Raises:
-        MissingData: it is missing, and it cannot or may not be downloaded.
+        MissingData: it is missing and cannot or must not be downloaded.
         OneaError: a file is damaged.
     """
     from torchvision.datasets import CIFAR100
@@ -39,7 +39,7 @@ def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
         except (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError) as error:
             raise MissingData(
                 f"CIFAR-100 is not in {root} and could not be downloaded ({_one_line(error)}): get {CIFAR100.filename} "
-                f"from https://www.cs.toronto.edu/~kriz/cifar.html and put it into {root}, where its md5 is checked "
+                f"from https://www.cs.toronto.edu/~kriz/cifar.html and put it into {root}, where its MD5 is checked "
                 "and it is unpacked."
             ) from error
     return cifar_dataset(
@@ -63,7 +63,7 @@ def read_classes(path: Path) -> list[str]:
     """The names of the fine classes."""
     names = _read(path).get(b"fine_label_names")
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise _damaged(path, "it has no names of classes")
+        raise _damaged(path, "it has no class names")
     return [name.decode("ascii", "replace") for name in names]
 
 
@@ -98,7 +98,7 @@ class _DType:
             raise pickle.UnpicklingError("an array in it does not consist of bytes")
 
     def __setstate__(self, state: object) -> None:
-        """A type of one byte needs no state."""
+        """Ignore the state, which a type of one byte does not need."""
 
 
 class _Array:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a dataset as one array of pixels, which is decoded once, cached on disk and memory-mapped."""
+"""The images of a dataset as one array of pixels, decoded once, cached on disk and memory-mapped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from onea.files import (
 )
 from onea.locks import file_lock
 
-_VERSION = 1  # part of the key of every cached array; to be increased when decoding or resizing changes
+_VERSION = 1  # part of the key of every cached array; increase it when decoding or resizing changes
 _DIGEST_LENGTH = 24  # characters of each of the two digests in a key
 
 
@@ -118,7 +118,7 @@ def _shape_or_none(file: Path) -> tuple[int, int] | None:
 
 
 def _write_index(path: Path, content: dict[str, Any]) -> None:
-    """Write a small JSON file that contains its own name, so that a renamed one is not used."""
+    """Write a small JSON file that contains its own name, so that a renamed file is not used."""
     write_atomically(path, dump_with_checksum({"of": path.stem, **content}), CACHE_REMEDY)
 
 
@@ -150,7 +150,7 @@ def pack(
 
     Raises:
         OneaError: images are unreadable (with ``fail``), a class has no readable image (with ``skip``), or the cache is
-            not writable. Nothing is left in the cache then.
+            not writable. No files are left in the cache.
     """
     if split.files is None:
         assert split.pixels is not None
@@ -165,8 +165,10 @@ def pack(
                 packed = _map(target, shape, len(split))
             _delete_outdated(target)
         if packed is None:
-            raise OneaError(f"{target} was changed while it was written: run again, with no other program in {cache}.")
-    elif _outdated(target):  # left by a kill
+            raise OneaError(
+                f"{target} was changed while it was written: try again while no other program uses {cache}."
+            )
+    elif _outdated(target):  # left after a kill
         with suppress(OneaError), _pack_lock(target, wait=False):
             _delete_outdated(target)
     # Also for a cached array: its key does not cover the labels.
@@ -179,7 +181,7 @@ def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
     digest, stamps = hashlib.sha256(repr((_VERSION, shape, *more)).encode()), hashlib.sha256()
     folder = "" if all(file.is_absolute() for file in files) else f"{Path.cwd()}{os.sep}"
     for file in files:
-        # The same as Path.absolute(), which would take longer than everything else.
+        # The same as Path.absolute(), which would take longer than the rest of this function.
         digest.update(os.fsencode(str(file) if file.is_absolute() else f"{folder}{file}") + b"\0")
         stamps.update(f"{file_stamp(file)}\n".encode())  # a missing file is reported when it is decoded
     return f"{digest.hexdigest()[:_DIGEST_LENGTH]}-{stamps.hexdigest()[:_DIGEST_LENGTH]}"
@@ -187,7 +189,7 @@ def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
 
 @contextmanager
 def _pack_lock(target: Path, *, wait: bool) -> Iterator[None]:
-    """A lock for packing these files in any state; another process waits, and then maps the result."""
+    """A lock for packing these files, whatever their sizes and times; other processes wait and then map the result."""
     lock = target.with_name(f"{_prefix(target)}.lock")
     with file_lock(lock, wait=wait, remedy=CACHE_REMEDY):
         try:
@@ -231,7 +233,7 @@ def _map(target: Path, shape: tuple[int, int], images: int) -> Packed | None:
             pixels = np.empty(index["shape"], np.uint8)
     except (ValueError, OSError, KeyError, TypeError, OverflowError, OneaError, DamagedFile):
         return None
-    if stamp != index["stamp"]:  # perhaps copied; with the new stamp, the next call does not read the whole file
+    if stamp != index["stamp"]:  # perhaps the file was copied; the new stamp saves the next call from reading all of it
         with suppress(OneaError):
             _write_index(target.with_suffix(".json"), index | {"stamp": stamp})
     return Packed(pixels, rows, skipped, index["sha256"])
@@ -240,13 +242,13 @@ def _map(target: Path, shape: tuple[int, int], images: int) -> Packed | None:
 def _write(
     target: Path, split: Split, shape: tuple[int, int], on_bad: OnBad, class_names: Sequence[str] | None
 ) -> None:
-    """Write the pixels to a temporary file and move it, then write the index: if it exists, the pixels are complete."""
+    """Write the pixels to a temporary file, move it, then write the index, so that an index implies complete pixels."""
     assert split.files is not None
     bytes_needed = len(split) * 3 * shape[0] * shape[1]
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(target.parent).free < bytes_needed:  # now, not after an hour of decoding
+        if shutil.disk_usage(target.parent).free < bytes_needed:  # report this before an hour of decoding
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         handle, name = tempfile.mkstemp(prefix=f"{target.stem}-", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
@@ -293,7 +295,7 @@ def _decode_into(
         if isinstance(image, str):
             skipped.append(image)
         elif not (skipped and on_bad == "fail"):
-            # Written, not mapped: on a full disk a write raises an error, but a mapped page kills the process.
+            # Not memory-mapped: on a full disk, writing raises an error, but touching a mapped page kills the process.
             file.write(image.data)
             digest.update(image.data)
             rows.append(row)

@@ -27,7 +27,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDataset:
     """The origin and the counts of a dataset.
 
     Attributes:
@@ -35,8 +35,8 @@ class Published:
         title: name in publications.
         archive: file to unpack.
         publisher: authors and homepage.
-        folders: possible folder names below the data folder; the first is that in the archive.
-        counts: numbers of a complete copy.
+        folders: possible folder names below the data folder; the first one is that of the archive.
+        counts: counts of a complete copy.
     """
 
     name: str
@@ -46,16 +46,16 @@ class Published:
     folders: tuple[str, ...]
     counts: Counts
 
-    def unpack_again(self, base: Path) -> str:
-        """What to do about a damaged copy in this folder."""
+    def remedy(self, base: Path) -> str:
+        """What to do about an incomplete or damaged copy in this folder."""
         return f"unpack {self.archive} ({self.publisher}) into {base.parent} again"
 
-    def incomplete(self, base: Path, expected: object, actual: object) -> OneaError:
+    def incomplete_error(self, base: Path, expected: object, actual: object) -> OneaError:
         """The error for a copy with other counts."""
-        return OneaError(f"{self.title} in {base} should have {expected}, but has {actual}: {self.unpack_again(base)}.")
+        return OneaError(f"{self.title} in {base} should have {expected}, but has {actual}: {self.remedy(base)}.")
 
 
-CUB200 = Published(
+CUB200 = PublishedDataset(
     name="cub200",
     title="CUB-200-2011",
     archive="CUB_200_2011.tgz",
@@ -63,7 +63,7 @@ CUB200 = Published(
     folders=("CUB_200_2011", "cub200", "cub"),
     counts=Counts(classes=200, images=11_788, train=5_994, test=5_794),
 )
-IMAGENET_A = Published(
+IMAGENET_A = PublishedDataset(
     name="imagenet-a",
     title="ImageNet-A",
     archive="imagenet-a.tar",
@@ -71,7 +71,7 @@ IMAGENET_A = Published(
     folders=("imagenet-a",),
     counts=Counts(classes=200, images=7_500),
 )
-IMAGENET_R = Published(
+IMAGENET_R = PublishedDataset(
     name="imagenet-r",
     title="ImageNet-R",
     archive="imagenet-r.tar",
@@ -81,7 +81,7 @@ IMAGENET_R = Published(
 )
 
 
-def load_cub200(root: Path, published: Published = CUB200) -> Dataset:
+def load_cub200(root: Path, published: PublishedDataset = CUB200) -> Dataset:
     """CUB-200-2011 with its official split, or in ``train/`` and ``test/`` folders.
 
     Raises:
@@ -91,7 +91,7 @@ def load_cub200(root: Path, published: Published = CUB200) -> Dataset:
     return _load(root, published, lambda base: (base / "images.txt").is_file(), _read_cub)
 
 
-def load_imagenet_variant(root: Path, published: Published) -> Dataset:
+def load_imagenet_variant(root: Path, published: PublishedDataset) -> Dataset:
     """ImageNet-A or ImageNet-R with about a fifth of each class held out, or in ``train/`` and ``test/`` folders.
 
     Raises:
@@ -100,45 +100,48 @@ def load_imagenet_variant(root: Path, published: Published) -> Dataset:
     """
 
     def has_class_folders(base: Path) -> bool:
-        # The data folder itself also holds other datasets; class folders have names such as n01234567.
+        # The data folder also contains other datasets; class folders have names such as n01234567.
         return base.is_dir() and any(child.is_dir() and child.name[1:].isdecimal() for child in base.glob("n*"))
 
     return _load(root, published, has_class_folders, _read_class_folders)
 
 
 def _load(
-    root: Path, published: Published, is_here: Callable[[Path], bool], read: Callable[[Path, Published], Dataset]
+    root: Path,
+    published: PublishedDataset,
+    is_present: Callable[[Path], bool],
+    read: Callable[[Path, PublishedDataset], Dataset],
 ) -> Dataset:
     for base in (*(root / folder for folder in published.folders), root):
         if (base / "train").is_dir() and (base / "test").is_dir():
             return _read_split_folders(base, published)
-        if is_here(base):
+        if is_present(base):
             return read(base, published)
     raise MissingData(
         f"{published.title} is not in {root}: unpack {published.archive} ({published.publisher}) there, so that "
-        f"{root / published.folders[0]} exists, or set ONEA_DATA to the folder that has it."
+        f"{root / published.folders[0]} exists, or set ONEA_DATA to the folder that contains it."
     )
 
 
-def _read_split_folders(base: Path, published: Published) -> Dataset:
-    """The layout of PILOT and others. Their splits differ, so only the number of classes is checked."""
+def _read_split_folders(base: Path, published: PublishedDataset) -> Dataset:
+    """The layout of PILOT and similar toolboxes. Their splits differ, so only the number of classes is checked."""
     dataset = load_folder(base)
     if len(dataset.classes) != published.counts.classes:
-        raise published.incomplete(base, f"{published.counts.classes} classes", f"{len(dataset.classes)} classes")
+        raise published.incomplete_error(base, f"{published.counts.classes} classes", f"{len(dataset.classes)} classes")
     return replace(dataset, name=published.name)
 
 
-def _read_class_folders(base: Path, published: Published) -> Dataset:
+def _read_class_folders(base: Path, published: PublishedDataset) -> Dataset:
     images = read_tree(base).images
     counts = Counts(len(images), sum(map(len, images.values())))
     if counts != published.counts:
-        raise published.incomplete(base, published.counts, counts)
+        raise published.incomplete_error(base, published.counts, counts)
     return dataset_from_files(published.name, *split_by_class(images))
 
 
-def _read_cub(base: Path, published: Published) -> Dataset:
+def _read_cub(base: Path, published: PublishedDataset) -> Dataset:
     """Join CUB's four tables: class names, and file, class and split of each image."""
-    remedy = published.unpack_again(base)
+    remedy = published.remedy(base)
     names, files, class_numbers, in_train = (
         _read_table(base / f"{name}.txt", remedy)
         for name in ("classes", "images", "image_class_labels", "train_test_split")
@@ -154,7 +157,7 @@ def _read_cub(base: Path, published: Published) -> Dataset:
     present = [sum(image.path.is_file() for images in split.values() for image in images) for split in (train, test)]
     counts = Counts(sum(bool(train[name] and test[name]) for name in train), sum(present), *present)
     if counts != published.counts:
-        raise published.incomplete(base, published.counts, counts)
+        raise published.incomplete_error(base, published.counts, counts)
     return dataset_from_files(published.name, train, test)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets by their names on the command line: ``cifar100``, ``folder:PATH``, ``list:TRAIN.txt,TEST.txt``..."""
+"""Datasets by their names on the command line, such as ``cifar100``, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request:
     Attributes:
         argument: text after the colon; empty without one.
         root: folder of published datasets.
-        cache: folder for generated images; None is no cache.
+        cache: folder for generated images; None for no cache.
         fetch: whether a missing dataset may be downloaded.
     """
 
@@ -76,7 +76,9 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
     if info.takes_path and not argument.strip():
         raise OneaError(f"Dataset '{spec}' needs a path: write {info.usage}.")
     if colon and not info.takes_path:
-        raise OneaError(f"Dataset '{name}' takes no path: write {info.usage}, and set ONEA_DATA to where the data is.")
+        raise OneaError(
+            f"Dataset '{name}' takes no path: write {info.usage}, and set ONEA_DATA to the folder that contains it."
+        )
     return info.load(Request(argument, root if root is not None else default_root(), cache, fetch))
 
 
@@ -96,15 +98,15 @@ def _hint(spec: str, name: str) -> str:
 
 
 def _load_glyphs(request: Request, name: str = "glyphs") -> Dataset:
-    from onea.data.glyphs import load_glyphs  # imports Pillow, which a list of the datasets does not need
+    from onea.data.glyphs import load_glyphs  # imports Pillow, which is not needed to list the datasets
 
     return load_glyphs(name, request.cache)
 
 
-_OWN = {
+_BUILT_IN = {
     "folder": DatasetInfo(
         "folder:PATH",
-        "your images: <class>/<image>, with train/ and test/ or without, or in task folders",
+        "your images: <class>/<image>, optionally below train/ and test/, or below task folders",
         lambda request: load_folder(Path(request.argument).expanduser()),
         takes_path=True,
     ),
@@ -134,11 +136,11 @@ _OWN = {
         "ImageNet-R: 200 classes, 30,000 renditions",
         lambda request: load_imagenet_variant(request.root, IMAGENET_R),
     ),
-    "glyphs": DatasetInfo("glyphs", "drawn characters in tasks of unequal size, generated here", _load_glyphs),
+    "glyphs": DatasetInfo("glyphs", "generated images of characters, in tasks of unequal size", _load_glyphs),
     "glyphs-mini": DatasetInfo(
-        "glyphs-mini", "a small glyphs for trying things out", partial(_load_glyphs, name="glyphs-mini")
+        "glyphs-mini", "a small version of glyphs for quick experiments", partial(_load_glyphs, name="glyphs-mini")
     ),
 }
 
-DATASETS = Registry("dataset", "onea.datasets", _OWN)
+DATASETS = Registry("dataset", "onea.datasets", _BUILT_IN)
 """The datasets of ``load_dataset`` by name; installed packages add a ``DatasetInfo`` by entry point."""

@@ -238,9 +238,9 @@ def split_sizes(sizes: tuple[int, ...], max_size: int) -> tuple[int, ...]:
     >>> split_sizes((14, 1, 3), 5)
     (5, 5, 4, 1, 3)
     """
-    from onea.research.streams import balanced
+    from onea.research.streams import balanced_sizes
 
-    return tuple(part for size in sizes for part in balanced(size, -(-size // max_size)))
+    return tuple(part for size in sizes for part in balanced_sizes(size, -(-size // max_size)))
 
 
 def _check(experiment: Experiment, changes: Changes) -> None:

@@ -59,10 +59,10 @@ def comparison_figure(stream: Stream, n_max: int = 500, mu: float = 0.1, width: 
         mu: images of the rarest class in the long-tailed row, as a fraction of ``n_max``.
         width: inches; on a phone all panels are above each other.
     """
-    from onea.research.streams import balanced, long_tailed
+    from onea.research.streams import balanced_sizes, long_tail_counts
 
-    even = balanced(stream.classes, stream.tasks)
-    tail = long_tailed(n_max, stream.classes, mu)
+    even = balanced_sizes(stream.classes, stream.tasks)
+    tail = long_tail_counts(n_max, stream.classes, mu)
     samples = stream.samples or (n_max,) * stream.classes
     left, right = _panel_width(stream.sizes), 3.7
     name = "Step-imbalanced" if _uneven(stream.sizes) else "This stream"

@@ -19,22 +19,22 @@ from onea.research.methods.presets import Preset
 from onea.vit.network_config import FAST, PLAIN, check_image_size, full_name
 
 _PETABYTE = 1_000_000  # in gigabytes
-_LONGEST_NAME = 255  # bytes, on every usual file system
-_LARGEST_FILE = 1_000_000  # bytes of a YAML file
-# Not part of a run's identity: the machine's resources do not change the result.
-_RESOURCES = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
-# Always part of the identity. A field that is added later is not listed here: it is part of the identity only where it
-# differs from its default, so that the hashes of existing records stay the same.
-_ALWAYS = {
+_MAX_NAME_BYTES = 255  # on all common file systems
+_MAX_YAML_BYTES = 1_000_000
+# Resources of the machine, which do not change the result.
+_NOT_IN_IDENTITY = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
+# A field that is added later must not be listed here: it is part of the identity only where it differs from its
+# default, so that the hashes of existing records stay the same.
+_ALWAYS_IN_IDENTITY = {
     *("method", "data", "backbone", "stream", "tasks", "gamma", "sizes", "order", "long_tail", "seed", "preset"),
     *("normalise", "geometry", "protocol", "precision", "on_bad", "per_class", "holdout", "options"),
 }
-_INPUTS, _STREAM, _MACHINE = ({"panel": name} for name in ("Images and network", "Stream", "Machine"))  # of the help
+_INPUTS, _STREAM, _MACHINE = ({"panel": name} for name in ("Images and network", "Stream", "Machine"))  # in --help
 
 
 @dataclass(frozen=True)
 class RunConfig(MachineOptions):
-    """Everything that defines a run. Fields are the command line's options and the keys of a YAML file.
+    """Everything that defines a run. The fields are options of the command line and keys of a YAML file.
 
     >>> config = RunConfig(method="one-a", data="cifar100", tasks=10, seed=1)
     >>> config.gamma, config.folder().name == f"one-a-cifar100-seed1-{config.key()}"
@@ -109,7 +109,7 @@ class RunConfig(MachineOptions):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backbone", full_name(self.backbone))  # an alias is the same run
+        object.__setattr__(self, "backbone", full_name(self.backbone))  # an alias does not make another run
         if self.tasks is not None and self.tasks < 1:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:
@@ -126,20 +126,21 @@ class RunConfig(MachineOptions):
         if self.cache_gb is not None and not 0 <= self.cache_gb <= _PETABYTE:
             raise OneaError(
                 f"cache_gb is {self.cache_gb}; choose the memory for features in gigabytes, up to {_PETABYTE:,}, or 0 "
-                "for none."
+                "for no cache."
             )
         for name in ("data", "root", "backbone"):
             if not _is_valid_path(getattr(self, name) or ""):
                 raise OneaError(f"{name} has a character that is not allowed in a path; correct it.")
 
     def identity(self) -> dict[str, Any]:
-        """The values that determine the result; runs with equal ones give equal results."""
+        """The values that determine the result; runs with equal values have equal results."""
         values = {
             name: value
             for name, value in dataclasses.asdict(self).items()
-            if name not in _RESOURCES and (name in _ALWAYS or value != self.__dataclass_fields__[name].default)
+            if name not in _NOT_IN_IDENTITY
+            and (name in _ALWAYS_IN_IDENTITY or value != self.__dataclass_fields__[name].default)
         }
-        values["backbone"] = self.backbone.removeprefix(f"{PLAIN}:")  # the hash is of the file's name
+        values["backbone"] = self.backbone.removeprefix(f"{PLAIN}:")  # the prefix is not hashed
         return values | {"store": "exact" if self.store == "exact" else "packed"}
 
     def key(self) -> str:
@@ -149,10 +150,10 @@ class RunConfig(MachineOptions):
     def folder(self) -> Path:
         """The default folder of the run."""
         start, end = f"{self.method}-", f"-seed{self.seed}-{self.key()}"
-        room = _LONGEST_NAME - len(f"{start}{end}".encode())
+        max_bytes = _MAX_NAME_BYTES - len(f"{start}{end}".encode())
         name = data_name(self.data)
-        while len(os.fsencode(name)) > room:
-            name = name[:-1]  # a whole character
+        while len(os.fsencode(name)) > max_bytes:
+            name = name[:-1]
         return Path("runs") / f"{start}{name}{end}"
 
 
@@ -164,7 +165,7 @@ def _is_valid_path(text: str) -> bool:
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:
-    """A validated configuration; names that are no fields of ``RunConfig`` are options of the method.
+    """A validated configuration; names that are not fields of ``RunConfig`` are options of the method.
 
     >>> make_config({"method": "one-a", "tasks": "10", "kappa": "5"}).options
     {'kappa': 5.0}
@@ -185,7 +186,7 @@ def make_config(values: dict[str, Any]) -> RunConfig:
         raise OneaError(
             f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, run_names | method_names)}"
         )
-    options: Any = make_options(options_class, method_values)  # reads text as numbers and validates them
+    options: Any = make_options(options_class, method_values)  # converts text to numbers and validates them
     return dataclasses.replace(config, options={name: getattr(options, name) for name in method_values})
 
 
@@ -195,22 +196,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)  # not all of it: it may be a device without an end
-        if len(content) > _LARGEST_FILE:
-            raise OneaError(f"Config file {path} has more than a megabyte; give one with 'option: value' lines.")
+            content = file.read(_MAX_YAML_BYTES + 1)  # limited, because the path may be an endless device
+        if len(content) > _MAX_YAML_BYTES:
+            raise OneaError(f"Config file {path} is larger than a megabyte; give a file with 'option: value' lines.")
         values = _parse_yaml(content.decode())
     except OSError as error:
         raise OneaError(f"Config file {path} cannot be read ({error.strerror}); check the path.") from error
     except OneaError:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        # PyYAML raises almost any of them for a tag on a value of another type (!!bool x, !!timestamp x).
+        # PyYAML raises any of these for a tag on a value of another type (!!bool x, !!timestamp x).
         raise OneaError(f"Config file {path} is not valid YAML: {truncate(' '.join(str(error).split()))}.") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise OneaError(f"Config file {path} must hold 'option: value' lines, each option a word.")
+        raise OneaError(f"Config file {path} must consist of 'option: value' lines.")
     options = values.get("options") or {}
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
-        raise OneaError(f"'options' in {path} must itself hold 'option: value' lines.")
+        raise OneaError(f"'options' in {path} must consist of indented 'option: value' lines.")
     return values
 
 
@@ -225,7 +226,7 @@ def _parse_yaml(text: str) -> Any:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        stack, budget = [node], len(text)
+        stack, max_values = [node], len(text)
         while stack:
             parent = stack.pop()
             if isinstance(parent, yaml.CollectionNode):
@@ -235,8 +236,8 @@ def _parse_yaml(text: str) -> Any:
                         raise ValueError(f"duplicate key '{duplicate}'")
                 children = [node for item in parent.value for node in (item if isinstance(item, tuple) else (item,))]
                 stack += children
-                budget -= len(children)
-            if budget < 0:
+                max_values -= len(children)
+            if max_values < 0:
                 raise ValueError("its aliases expand to too many values")
         return None if node is None else loader.construct_document(node)
     finally:

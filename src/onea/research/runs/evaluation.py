@@ -24,12 +24,12 @@ from onea.vit.hooks import BlockHooks
 
 _HOST = torch.device("cpu")
 COST_AFTER_TASKS = (1, 10, 40)  # and after the last task
-_COST_IMAGES = 8  # some methods compute another path for each image
+_COST_IMAGES = 8  # more than one, because the cost of some methods depends on the image
 
 
 @dataclass(frozen=True)
 class StreamPredictions:
-    """Predictions of a method for test images of some tasks of a stream.
+    """Predictions of a method for the test images of some tasks of a stream.
 
     Attributes:
         classes: number of classes up to the last of these tasks.
@@ -78,8 +78,8 @@ def predict_tasks(
         test: images of all classes.
         class_ranges: the classes of each task to predict.
         seed: seed of the run.
-        feature_cache: features of earlier evaluations, for a method with cacheable modules. It saves time and changes
-            no result.
+        feature_cache: features from earlier evaluations, for a method with cacheable modules. It saves time and does
+            not change the result.
     """
     feature_cache = feature_cache or FeatureCache(test.rows, max_bytes=0)
     feature_cache.keep_only(method.cacheable_modules())
@@ -105,8 +105,8 @@ def _batches(method: Method, test: ImageSubset, class_ranges: Sequence[range], s
     """The rows of the test images in batches.
 
     With cacheable modules the batches of a task are always the same, so that cached and computed features are equal to
-    the last bit. Otherwise the order is random and the same for all methods, so that none can profit from neighbours of
-    the same class.
+    the last bit. Otherwise the order is random and the same for all methods, so that no method profits from neighbours
+    of the same class.
     """
     labels = test.labels[test.rows]
 
@@ -133,15 +133,15 @@ def _scores_by_classifier(method: Method, test: ImageSubset, rows: Tensor, featu
         for name, hooks in modules.items()
     }
     if isinstance(method, FeatureClassification) and len(method.classifiers) > 1:
-        (only,) = features.values() or [compute(method.hooks())]
-        return list(method.scores_by_classifier(only).values())
+        (module_features,) = features.values() or [compute(method.hooks())]
+        return list(method.scores_by_classifier(module_features).values())
     return [method.scores_from_features(features) if modules else method.scores(images())[: len(rows)]]
 
 
 class FeatureCache:
     """Test features of frozen modules in host memory.
 
-    Features that do not fit into the memory are computed again.
+    Features that do not fit into this memory are computed again.
 
     Args:
         rows: the images.

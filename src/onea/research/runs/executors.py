@@ -64,12 +64,12 @@ class _Worker:
 class LocalProcesses(Executor):
     """Parallel runs, each in its own process, so that memory is measured per run and always freed.
 
-    Runs that share adapters are made in one process, one after the other. This is not a process pool of the standard
-    library, in which one dead process fails all jobs.
+    Runs that share adapters are executed one after another in the same process. This is not a process pool of the
+    standard library, because there one dead process fails all jobs.
 
     Args:
         workers: number of processes; by default one per GPU, or one per four cores without a GPU.
-        retries: how often a run is resumed after its process has died (killed, or out of memory).
+        retries: how often a run is resumed after its process was killed or ran out of memory.
         share_adapters: train an adapter once for all runs that differ only in the merge.
     """
 
@@ -82,7 +82,7 @@ class LocalProcesses(Executor):
         self.share_adapters = share_adapters
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Yield one result for each job when it is finished."""
+        """Yield the result of each job as soon as it is finished."""
         several_per_gpu = 0 < len(self._gpus) < min(self._workers, len(jobs))
         with multi_process_service(several_per_gpu) as environment:
             yield from self._run(jobs, on_progress, environment)
@@ -98,7 +98,7 @@ class LocalProcesses(Executor):
                 while waiting and len(active) < self._workers:
                     worker = self._start(waiting.popleft(), active.values(), environment)
                     active[worker.connection] = worker
-                for connection in cast(list[Connection], wait(list(active))):  # on Windows another, similar class
+                for connection in cast(list[Connection], wait(list(active))):  # on Windows, a similar class
                     worker = active[connection]
                     job = worker.jobs[0]
                     try:
@@ -120,7 +120,7 @@ class LocalProcesses(Executor):
                     yield Result(job, message)
         finally:
             for worker in active.values():
-                worker.process.kill()  # a run may be killed at any moment: its finished tasks are on disk
+                worker.process.kill()  # harmless at any moment: finished tasks are on disk
             for worker in active.values():
                 worker.join()
 
@@ -137,16 +137,17 @@ class LocalProcesses(Executor):
         arguments = (_with_threads(jobs, threads), worker_connection, settings)
         process = context.Process(target=_run_worker, args=arguments, daemon=True)
         process.start()
-        worker_connection.close()  # so that the death of the process closes the pipe
+        worker_connection.close()  # so that the pipe closes when the process dies
         return _Worker(jobs, process, connection, gpu)
 
 
 def choose_executor(workers: int | None = None, on: str = "local", share_training: bool | None = None) -> Executor:
-    """The executor for options of the command line.
+    """The executor for these options of the command line.
 
     Args:
-        workers: processes on this machine; by default one per GPU. One worker is this process.
-        on: ``local``, ``ray`` for a new Ray cluster on this machine, or ``ray:ADDRESS`` (see ``RayExecutor``).
+        workers: processes on this machine; by default one per GPU. With one worker, runs are executed in this process.
+        on: value of ``--on``: ``local``, ``ray`` for a new Ray cluster on this machine, or ``ray:ADDRESS`` (see
+            ``RayExecutor``).
         share_training: train an adapter once for all runs that differ only in the merge; by default with one worker.
     """
     kind, _, address = on.partition(":")
@@ -156,7 +157,7 @@ def choose_executor(workers: int | None = None, on: str = "local", share_trainin
         if share_training:
             raise OneaError("Runs on a Ray cluster cannot share their training; leave out --share-training.")
         if workers is not None:
-            raise OneaError("A Ray cluster has its own number of workers; leave out --workers.")
+            raise OneaError("The size of a Ray cluster determines its number of workers; leave out --workers.")
         return RayExecutor(None if address in ("", "local") else address)
     count = max(1, len(visible_gpus())) if workers is None else workers
     if count == 1:
@@ -175,7 +176,7 @@ def visible_gpus() -> list[str]:
 
 
 def _with_threads(jobs: Sequence[RunJob], threads: int) -> list[RunJob]:
-    """The jobs with this number of threads where their configuration has none."""
+    """The jobs, with this number of threads where their configuration sets none."""
     return [
         dataclasses.replace(job, config=dataclasses.replace(job.config, threads=job.config.threads or threads))
         for job in jobs
@@ -184,7 +185,7 @@ def _with_threads(jobs: Sequence[RunJob], threads: int) -> list[RunJob]:
 
 def _run_worker(jobs: Sequence[RunJob], connection: Connection, settings: Mapping[str, str]) -> None:
     """The main function of a worker process: one run, or several that share their adapters."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes; the parent ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes; the parent terminates its workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ.update(settings)  # before CUDA is initialised
     for job, adapter_cache in with_adapter_caches(jobs):
@@ -195,7 +196,7 @@ def _run_worker(jobs: Sequence[RunJob], connection: Connection, settings: Mappin
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent is killed, so that its runs do not go on beside those of a new grid."""
+    """Exit when the parent is killed, so that its runs do not continue alongside those of a new grid."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -203,8 +204,8 @@ def _exit_with_parent() -> None:
 
 
 def _crash(code: int | None, attempts: int) -> Failure:
-    how = f"by signal {-code}" if code is not None and code < 0 else f"with exit status {code}"
-    message = f"The process of the run ended {how}, {attempts} times; if memory ran out, use fewer workers."
+    cause = f"by signal {-code}" if code is not None and code < 0 else f"with exit status {code}"
+    message = f"The process of the run ended {cause}, {attempts} times; if memory ran out, use fewer workers."
     return Failure(message, attempts=attempts)
 
 
@@ -212,7 +213,7 @@ _MPS_PROGRAM = "nvidia-cuda-mps-control"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _DEFAULT_FOLDER = Path("/tmp/nvidia-mps")  # of a service that is already running
 _MPS_TIMEOUT = 30  # seconds
-# Connects to the service as a run does. If this fails, runs are made without it.
+# Connects to the service as a run does. If this fails, runs do not use it.
 _CLIENT_TEST = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -224,9 +225,9 @@ raise SystemExit(1 if failed or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(conte
 
 @contextlib.contextmanager
 def multi_process_service(enabled: bool = True) -> Iterator[Mapping[str, str]]:
-    """Run NVIDIA's Multi-Process Service, without which processes on one GPU take turns.
+    """Start NVIDIA's Multi-Process Service, without which processes on the same GPU take turns.
 
-    If it is missing, does not work or is already running, no service is started.
+    If it is missing, does not work or is already running, none is started.
 
     Yields:
         The environment variables of its clients; empty if no service was started.
@@ -237,7 +238,7 @@ def multi_process_service(enabled: bool = True) -> Iterator[Mapping[str, str]]:
         return
     folder = Path(tempfile.mkdtemp(prefix="onea-mps-"))
     clients = {_PIPES: str(folder / "pipe"), _LOGS: str(folder / "log")}
-    # The service itself must see all GPUs: it would renumber them, and clients use the original names.
+    # The service itself must see all GPUs: it would renumber a subset, but clients use the original numbers.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | clients
     try:
         for client_folder in clients.values():
@@ -255,7 +256,7 @@ def multi_process_service(enabled: bool = True) -> Iterator[Mapping[str, str]]:
 def _succeeds(command: list[str], environment: Mapping[str, str], stdin: str = "") -> bool:
     """Whether a command exits with 0 in time."""
     try:
-        # Output to DEVNULL: the service would keep a pipe open after the command.
+        # DEVNULL, because the service would keep a pipe open after the command.
         process = subprocess.run(
             command,
             env=dict(environment),
@@ -279,13 +280,13 @@ class RayExecutor(Executor):
     """One Ray task per run. Every node needs onea, the images and the weights under the same paths.
 
     Records are returned by Ray, so nodes need no shared folder. With a shared folder, a run whose node was lost is
-    resumed after its last finished task; otherwise it starts over.
+    resumed after its last finished task; otherwise it is restarted.
 
     Args:
         address: ``host:port`` of a cluster, ``auto`` for the one on this machine; None starts one.
         gpus: GPUs per run; with 0.25, four runs share one. The default is 1 if the cluster has GPUs.
-        cpus: CPU cores per run, and its threads unless the configuration has them.
-        retries: how often a run is tried again after its worker or node was lost.
+        cpus: CPU cores per run, and its number of threads unless the configuration sets it.
+        retries: how often a run is retried after its worker or node was lost.
     """
 
     def __init__(
@@ -295,14 +296,16 @@ class RayExecutor(Executor):
         self._address, self._gpus, self._cpus, self._retries = address, gpus, cpus, retries
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Yield one result for each job when it is finished."""
+        """Yield the result of each job as soon as it is finished."""
         if not jobs:
             return
         ray = self._ray
         environment = {name: os.environ[name] for name in _COPIED_VARIABLES if name in os.environ}
         with ray_cluster(self._address):
             strategies = importlib.import_module("ray.util.scheduling_strategies")
-            this_node = ray.get_runtime_context().get_node_id()  # not affected by the loss of another node
+            this_node = (
+                ray.get_runtime_context().get_node_id()
+            )  # so that the loss of another node does not affect the log
             strategy = strategies.NodeAffinitySchedulingStrategy(this_node, soft=True)
             progress_log = ray.remote(_ProgressLog).options(num_cpus=0, scheduling_strategy=strategy).remote()
             task = ray.remote(**self._resources())(_ray_task)
@@ -313,7 +316,7 @@ class RayExecutor(Executor):
             try:
                 while pending:
                     ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_INTERVAL)
-                    with contextlib.suppress(ray.exceptions.RayError):  # results arrive without progress as well
+                    with contextlib.suppress(ray.exceptions.RayError):  # progress is optional
                         for number, done, tasks in ray.get(progress_log.take.remote(), timeout=10 * _POLL_INTERVAL):
                             on_progress(jobs[number], done, tasks)
                     for reference in ready:
@@ -325,7 +328,7 @@ class RayExecutor(Executor):
     def _resources(self) -> dict[str, Any]:
         available = self._ray.cluster_resources().get("GPU", 0)
         gpus = self._gpus if self._gpus is not None else min(1, available)
-        if gpus > available:  # Ray would wait forever
+        if gpus > available:  # Ray would wait for them forever
             raise OneaError(f"A run needs {gpus:g} GPUs, but the Ray cluster has {available:g}; ask for fewer.")
         return {
             "num_cpus": self._cpus,
@@ -361,7 +364,7 @@ class _ProgressLog:
 
 
 def _ray_task(job: RunJob, number: int, progress_log: Any, folder: Path, environment: Mapping[str, str]) -> Result:
-    """The function of one Ray task, with the environment variables and the working directory of the grid's process."""
+    """Execute a job in a Ray task, with the environment variables and the working directory of the grid's process."""
     os.environ.update(environment)
     if folder.is_dir():
         os.chdir(folder)  # for relative paths in the configuration

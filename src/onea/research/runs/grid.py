@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs as one grid: finished ones are not repeated, and a failed one does not stop the others."""
+"""Grids of runs: finished runs are not repeated, and a failed run does not stop the others."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class RunJob:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a job. Without a failure, ``record`` may be None: it is in the folder."""
+    """The result of a job. If the run succeeded, ``record`` may be None: it is in the folder."""
 
     job: RunJob
     failure: Failure | None = None
     record: Record | None = None
 
 
-OnProgress = Callable[[RunJob, int, int], None]  # job, learned tasks and all tasks; (0, 0) when it begins
+OnProgress = Callable[[RunJob, int, int], None]  # job, learned tasks and all tasks; (0, 0) when it starts
 
 
 def ignore_progress(job: RunJob, task: int, tasks: int) -> None:
@@ -48,11 +48,11 @@ def ignore_progress(job: RunJob, task: int, tasks: int) -> None:
 
 
 class Executor(ABC):
-    """Makes the runs of a grid.
+    """Executes the runs of a grid.
 
     Attributes:
         share_adapters: train an adapter once for all runs that differ only in the merge. Results are the same. The
-            records have ``training_shared``, and the times of all runs but the first are without training. The host's
+            records have ``training_shared``, and the times of all runs but the first exclude the training. The host's
             memory holds the adapters of one training at a time.
     """
 
@@ -60,11 +60,11 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Yield one result for each job when it is finished. Closing the generator ends all workers."""
+        """Yield the result of each job as soon as it is finished. Closing the generator terminates all workers."""
 
 
 def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | None = None) -> Result:
-    """Make a run in this process; an error becomes part of the result."""
+    """Execute a run in this process; an error becomes part of the result."""
     from onea.research.runs.runner import run
     from onea.runtime import Progress
 
@@ -74,7 +74,7 @@ def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | 
 
     on_progress(job, 0, 0)
     try:
-        # With wait: if another grid makes the same run, its record is the result of both.
+        # With wait: if another grid executes the same run, its record is the result of both.
         return Result(job, record=run(job.config, job.folder, TaskProgress(), adapter_cache, wait=True))
     except OneaError as error:
         return Result(job, Failure(str(error)))
@@ -87,8 +87,8 @@ def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | 
 def _training_key(config: RunConfig) -> str:
     """A key that is equal for runs that train the same adapters, and unique for methods that do not merge adapters.
 
-    It is the configuration without the method and the options of its merge. Methods with different presets may have
-    equal keys and different trainings; the adapter cache compares all options.
+    It contains the configuration without the method and its merging options. Methods with different presets may have
+    equal keys although they train differently; the adapter cache compares all options.
     """
     from onea.learner.adapter_training import AdapterTraining
     from onea.research.methods import method_class
@@ -102,7 +102,7 @@ def _training_key(config: RunConfig) -> str:
 
 
 def first_of_each_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The runs that train if adapters are shared."""
+    """The first run of each group with the same training, which trains if adapters are shared."""
     firsts: dict[str, RunConfig] = {}
     for config in configs:
         firsts.setdefault(_training_key(config), config)
@@ -134,9 +134,9 @@ class Failure:
     """The reason why a run did not finish.
 
     Attributes:
-        error: one sentence; also what ``str`` gives.
+        error: one sentence; the result of ``str``.
         details: traceback of an unexpected error.
-        attempts: number of attempts in that grid.
+        attempts: number of attempts in the grid.
         date: date of the last attempt.
     """
 
@@ -195,7 +195,7 @@ class RecordStore:
                 yield record
 
     def save(self, result: Result) -> Record | Failure:
-        """Write the result of a job: its record, if it was made on another machine, or why it failed."""
+        """Write the result of a job: its record, if it comes from another machine, or why it failed."""
         config, failure = result.job.config, result.failure
         if failure is None:
             if result.record is not None and self.find(config) is None:
@@ -205,7 +205,7 @@ class RecordStore:
                 return record
             failure = Failure(f"The run ended without a record in {self.folder(config)}; run it again.")
         content = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
-        with suppress(OneaError):  # the other runs go on even if this cannot be written
+        with suppress(OneaError):  # the other runs continue even if this cannot be written
             write_json(self.folder(config) / _FAILURE, content)
         return failure
 
@@ -236,13 +236,13 @@ class InProcess(Executor):
 
 
 class GridProgress:
-    """Callbacks of a grid, which do nothing; a display overrides them."""
+    """Callbacks of a grid, which do nothing by default; a display overrides them."""
 
     def start(self, configs: Sequence[RunConfig], finished: Sequence[RunConfig]) -> None:
-        """The grid begins: its configurations, each once, and those that were finished before."""
+        """The grid starts: its configurations without duplicates, and those that were already finished."""
 
     def advance(self, config: RunConfig, task: int, tasks: int) -> None:
-        """A run has learned this many of its tasks; (0, 0) whenever it begins or is tried again."""
+        """A run has learned this many of its tasks; (0, 0) whenever it starts or is retried."""
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
         """A run has finished or failed."""
@@ -254,8 +254,8 @@ class Outcome:
 
     Attributes:
         finished: finished by this grid.
-        failed: failed, or finished before with other images, weights or presets. The next grid tries them again.
-        skipped: finished before.
+        failed: failed, or finished before with other images, weights or presets. The next grid retries them.
+        skipped: already finished.
         failures: reasons of the failed runs, by the key of the configuration.
     """
 
@@ -271,7 +271,7 @@ def run_grid(
     executor: Executor | None = None,
     progress: GridProgress | None = None,
 ) -> Outcome:
-    """Make all runs that the store does not have. Ctrl-C ends all runs and is raised again; finished tasks stay."""
+    """Execute all runs that the store lacks. Ctrl-C terminates all runs and is re-raised; finished tasks are kept."""
     from onea.research.runs.reuse import InputChecker
 
     executor, progress, checker = executor or InProcess(), progress or GridProgress(), InputChecker()
@@ -296,7 +296,7 @@ def run_grid(
     for key, failure in failures.items():
         progress.end(unique[key], failure)
     results = executor.run(jobs, lambda job, task, tasks: progress.advance(job.config, task, tasks))
-    with closing(results):  # ends the workers after an error here
+    with closing(results):  # terminates the workers after an error here
         for result in results:
             config, outcome = result.job.config, store.save(result)
             if isinstance(outcome, Failure):

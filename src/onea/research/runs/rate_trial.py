@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A quick test of a few learning rates before a run, on held-out images of its first task.
 
-The classes of the first task arrive in two halves, so that a learning rate at which later tasks lead to forgetting gets
-a low accuracy. No test image is used.
+The classes of the first task are learned in two halves, so that a learning rate that causes forgetting gets a low
+accuracy. Test images are not used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from onea.research.methods import method_class
 from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import predict_tasks
 from onea.research.runs.setup import ImageSubset, PreparedRun, prepare, sample_per_class
-from onea.research.streams import Stream, balanced
+from onea.research.streams import Stream, balanced_sizes
 from onea.runtime import Runtime
 
 _FACTORS = (3.0, 1.0, 0.3, 0.1)  # of the default learning rate
-_LOWER_FACTORS = (0.03, 0.01)  # tried as well while every learning rate is worse than the frozen network
+_LOWER_FACTORS = (0.03, 0.01)  # tried as long as every learning rate is worse than the frozen network
 _HELD_OUT, _MAX_IMAGES = 0.25, 100  # fraction of a class's images, and images per class
 _MIN_CLASSES_FOR_TWO_TASKS = 4
 
@@ -43,7 +43,7 @@ class LearningRateTrial:
 
     @property
     def best(self) -> float:
-        """The learning rate with the highest accuracy; of equal ones the closest to the default, then the smallest."""
+        """The learning rate with the highest accuracy; in a tie the closest to the default, then the smallest."""
         return max(sorted(self.accuracy), key=lambda rate: (self.accuracy[rate], -abs(math.log(rate / self.default))))
 
 
@@ -59,7 +59,7 @@ def try_rates(config: RunConfig, runtime: Runtime) -> LearningRateTrial:
         raise OneaError(f"Method '{config.method}' trains nothing, so it has no learning rate to try.")
     if prepared.stream.sizes[0] < 2:
         raise OneaError(
-            "The first task has one class, which is too few to compare learning rates; give --learning-rate yourself."
+            "The first task has one class, which is too few to compare learning rates; set --learning-rate."
         )
     half = {"epochs": -(-options.epochs // 2)} if options.epochs else {}
     trial = _split_first_task(prepared)
@@ -74,7 +74,7 @@ def try_rates(config: RunConfig, runtime: Runtime) -> LearningRateTrial:
 
 
 def _split_first_task(prepared: PreparedRun) -> PreparedRun:
-    """A run on the first task alone, with its classes in two tasks and a part of its training images as test images."""
+    """A run on the first task only, with its classes in two tasks and some of its training images as test images."""
     classes, train = prepared.stream.sizes[0], prepared.train
     rows = sample_per_class(prepared.task(0).rows, train.labels, prepared.seed, "rate trial", lambda _, __: _MAX_IMAGES)
     held_out = sample_per_class(
@@ -85,8 +85,8 @@ def _split_first_task(prepared: PreparedRun) -> PreparedRun:
         lambda _, count: min(count - 1, -int(-_HELD_OUT * count // 1)),
     )
     if not len(held_out):
-        raise OneaError("The first task has one image of each class, and none can be held out; give --learning-rate.")
-    sizes = balanced(classes, 2) if classes >= _MIN_CLASSES_FOR_TWO_TASKS else (classes,)
+        raise OneaError("The first task has only one image per class, so none can be held out; set --learning-rate.")
+    sizes = balanced_sizes(classes, 2) if classes >= _MIN_CLASSES_FOR_TWO_TASKS else (classes,)
     return dataclasses.replace(
         prepared,
         stream=Stream(tuple(range(classes)), sizes),

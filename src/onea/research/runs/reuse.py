@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a finished run may be reused, or a started one resumed: configuration, options, images and weights."""
+"""Checks of configuration, options, images and weights before a run is reused or resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InputChecker:
         """Refuse a finished run if its inputs have changed.
 
         Returns:
-            Remarks for the user, such as on inputs that could not be compared.
+            Remarks for the user, such as about inputs that could not be compared.
 
         Raises:
             OneaError: options, images or weights differ.
@@ -66,7 +66,7 @@ class InputChecker:
         recorded, source = record["data"], (config.data, config.root)
         dataset = self._load_once(("dataset", *source), lambda: _load_dataset(config))
         if isinstance(dataset, MissingData):
-            remarks.append(f"its images ({config.data}) are not here and were not compared")
+            remarks.append(f"its images ({config.data}) were not found and could not be compared")
             return ""
         if isinstance(dataset, OneaError):
             return f"other images ({_reason(dataset)})"
@@ -85,7 +85,7 @@ class InputChecker:
     def _changed_weights(self, record: Record, config: RunConfig, remarks: list[str]) -> str:
         name, stamp = config.backbone, weights_file_stamp(config.backbone)
         if not stamp:
-            remarks.append(f"its weights ({name}) are not here and were not compared")
+            remarks.append(f"its weights ({name}) were not found and could not be compared")
         if not stamp or stamp == _stamp(record, "backbone"):
             return ""
         digest = self._load_once(("weights", name), lambda: load_backbone(name).digest)
@@ -108,7 +108,7 @@ def _load_dataset(config: RunConfig) -> Dataset:
         return load_run_dataset(config, fetch=False)
     except MissingData:
         raise
-    except OneaError:  # perhaps only the cache cannot be written; an error of the data is raised again
+    except OneaError:  # perhaps only the cache is not writable; an error of the data is raised again below
         return load_run_dataset(config, fetch=False, cached=False)
 
 
@@ -123,16 +123,17 @@ def _reason(error: OneaError) -> str:
 
 
 def _precision_remarks(record: Record, config: RunConfig) -> list[str]:
-    """A remark if ``auto`` is another precision on this machine; a resumed run keeps its precision."""
-    with suppress(OneaError):  # a device that is not here
+    """A remark if ``auto`` selects another precision on this machine; a resumed run keeps its precision."""
+    with suppress(OneaError):  # the device is not available
         recorded, current = record["runtime"]["precision"], resolve_device(config.device, config.precision)[1]
         if recorded != current:
-            return [f"it was computed in {recorded}, and auto is {current} here; --precision {current} is another run"]
+            change = f"--precision {current} makes another run"
+            return [f"it was computed in {recorded}, but auto selects {current} here; {change}"]
     return []
 
 
 def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
-    """Refuse a folder with the run of another configuration."""
+    """Refuse a folder that holds the run of another configuration."""
     expected, recorded = config.identity(), record["config"]
     if names := differing_names(expected, recorded):
         changes = ", ".join(
@@ -144,10 +145,10 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
 def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
     """Refuse to resume a run on images, weights or options that have changed since it began.
 
-    An option that was added later has its default in a record.
+    An option that the record lacks because it was added later has its default.
     """
-    kind = method_class(record["config"]["method"]).Options
-    record = record | {"options": with_defaults(kind, record["options"])}
+    options_class = method_class(record["config"]["method"]).Options
+    record = record | {"options": with_defaults(options_class, record["options"])}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
             names = ", ".join(differing_names(record[what], description[what]))
@@ -157,5 +158,5 @@ def check_same_inputs(record: Record, description: Record, folder: Path) -> None
 
 
 def differing_names(record: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The names whose values differ."""
+    """The sorted names whose values differ."""
     return sorted(name for name in record.keys() | other.keys() if record.get(name) != other.get(name))

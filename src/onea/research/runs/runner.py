@@ -61,8 +61,8 @@ def run(
 ) -> Record:
     """Learn and evaluate all tasks and return the record; an interrupted run is resumed, a finished one not repeated.
 
-    A kill at any moment loses at most the current task. Before the first task is finished, the folder holds only a lock
-    file.
+    A kill at any moment loses at most the current task. Until the first task is finished, the folder contains only a
+    lock file.
 
     >>> import tempfile
     >>> from onea.research.runs.config import make_config
@@ -74,17 +74,17 @@ def run(
     Args:
         config: configuration of the run.
         folder: folder of the record and the checkpoint.
-        progress: is called with the progress of the run.
+        progress: receives the progress of the run.
         adapter_cache: adapters that other runs of this process have trained.
-        wait: wait for another process that makes the same run, instead of raising an error.
+        wait: wait for another process that executes the same run, instead of raising an error.
 
     Raises:
         OneaError: the configuration is invalid; the folder holds a model, another run, or a finished run with other
-            images, weights or presets; another process makes this run.
+            images, weights or presets; another process executes this run.
     """
     folder, progress = Path(folder), progress or Progress()
     if record := _load_finished(config, folder, progress):
-        if is_main_process() and leftovers(folder, record):  # of a kill in the last step; they do no harm
+        if is_main_process() and leftovers(folder, record):  # from a kill in the last step; harmless
             with suppress(OneaError), folder_lock(folder):
                 remove_leftovers(folder, read_run(folder) or record)
         return record
@@ -95,7 +95,7 @@ def run(
 
 
 def _load_finished(config: RunConfig, folder: Path, progress: Progress) -> Record | None:
-    """The record of a finished run, if it may be reused. It needs no lock: a finished record is not written again."""
+    """The record of a finished run, if it may be reused. No lock is needed, because a finished record never changes."""
     record = read_run(folder)
     if record is None or record["status"] != "finished":
         return None
@@ -110,7 +110,7 @@ def _start_or_resume(config: RunConfig, folder: Path, progress: Progress, adapte
     record = read_run(folder)
     if record is not None:
         check_same_run(record, config, folder)
-    # A resumed run keeps both: threads change the order of floating-point sums, and precision all results.
+    # A resumed run keeps both: threads change the order of floating-point sums, and the precision changes all results.
     settings = {"precision": config.precision, "threads": config.threads} | (record["runtime"] if record else {})
     runtime = make_runtime(config.device, settings["precision"], settings["threads"], progress)
     prepared = prepare(config, runtime, adapter_cache)
@@ -208,7 +208,7 @@ def _learn_and_evaluate(
     learned = time.perf_counter()
     runtime.progress.start_phase("evaluating")
     seen = predict_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, feature_cache)
-    evaluated = time.perf_counter()  # without --open-set, so that times of runs with and without it are comparable
+    evaluated = time.perf_counter()  # excludes --open-set, so that times of runs with and without it are comparable
 
     correct = seen.correct_per_class()
     first, *others = correct
@@ -241,7 +241,7 @@ def read_run(folder: Path) -> Record | None:
 
 
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
-    """Write the method's state, then the record that refers to it; after a kill the previous pair is still valid."""
+    """Write the method's state, then the record that refers to it; after a kill, the previous pair is still valid."""
     name = f"state-{len(record['correct']):03d}.safetensors"
     content = save_safetensors({key: value.detach().cpu().contiguous() for key, value in state.items()})
     write_atomically(folder / name, content)
@@ -293,9 +293,9 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def git_hash(folder: Path) -> str | None:
-    """The commit of the checkout that holds this folder of onea's code; None where onea was installed.
+    """The commit of the checkout that contains this folder of onea's code; None for an installed package.
 
-    The repository around a virtual environment is another one, so the path of the folder in the checkout is compared.
+    A virtual environment may be inside another repository, so the path of the folder within the checkout is compared.
 
     >>> git_hash(Path("nowhere"))
     """

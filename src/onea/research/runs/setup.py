@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to the objects of a run: network, images on the device, stream, method and its options."""
+"""Creates the objects of a run from its configuration: network, images on the device, stream, method and options."""
 
 from __future__ import annotations
 
@@ -97,22 +97,22 @@ class PreparedRun:
 
 
 def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> PreparedRun:
-    """Validate the configuration and load network and images; an error is raised before anything is written."""
+    """Validate the configuration and load network and images; errors are raised before anything is written."""
     if config.protocol == "pilot":
         config = dataclasses.replace(config, normalise="none", geometry="resize-crop")
     weights_stamp = weights_file_stamp(config.backbone)
-    kind: Any = method_class(config.method)
-    if kind.inserts_modules:
-        kind.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is fetched
+    method_type: Any = method_class(config.method)
+    if method_type.inserts_modules:
+        method_type.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is downloaded
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = load_run_dataset(config)
-    stream = _stream(config, dataset)
+    stream = _make_stream(config, dataset)
     data_size = dataset_size(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
     options = method_options(config, data_size)
-    shared = {"adapter_cache": adapter_cache} if issubclass(kind, AdapterMerging) else {}
-    method = kind(vit, options, runtime, StreamPlan(stream.classes, stream.tasks), **shared)
+    shared = {"adapter_cache": adapter_cache} if issubclass(method_type, AdapterMerging) else {}
+    method = method_type(vit, options, runtime, StreamPlan(stream.classes, stream.tasks), **shared)
     preprocess = _preprocess(config, vit, dataset)
-    train, test, stored = _images(config, dataset, stream, preprocess, runtime)
+    train, test, stored = _load_images(config, dataset, stream, preprocess, runtime)
     train, test = _select_rows(config, train, test)
     vit.cast_matrices(runtime.dtype, runtime.fp8).to(runtime.device)
     if compiled := _should_compile(config.compile, runtime, len(train.rows)):
@@ -140,7 +140,10 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         "stream": stream.to_json(),
         "options": dataclasses.asdict(options),
     }
-    stamps = {"data": dataset.stamp, "backbone": weights_stamp or weights_file_stamp(config.backbone)}  # or downloaded
+    stamps = {
+        "data": dataset.stamp,
+        "backbone": weights_stamp or weights_file_stamp(config.backbone),
+    }  # the latter after a download
     return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
@@ -153,12 +156,12 @@ def load_run_dataset(config: RunConfig, *, fetch: bool = True, cached: bool = Tr
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
     """Hashes of the training and the test images of a run on a network of this input size.
 
-    They are of the packed pixels, or of the files with ``store`` exact. Generated images have none: the fingerprint of
-    their dataset covers the pixels.
+    The packed pixels are hashed, or the files with ``store`` exact. Generated images have no hash, because the
+    fingerprint of their dataset covers the pixels.
     """
     if config.store == "exact":
         return _by_split([sha256_of_files(split.files or ()) for split in (dataset.train, dataset.test)])
-    return _by_split([packed.sha256 for packed in _pack(config, dataset, size)])
+    return _by_split([packed.sha256 for packed in _pack_images(config, dataset, size)])
 
 
 def _by_split(hashes: Sequence[str]) -> dict[str, str]:
@@ -170,20 +173,20 @@ def _should_compile(choice: str, runtime: Runtime, images: int) -> bool:
         return runtime.device.type == "cuda" and images >= _MIN_IMAGES_TO_COMPILE and can_compile(runtime.device)
     if choice == "yes" and not can_compile(runtime.device):
         needed = "Triton" if runtime.device.type == "cuda" else "a C++ compiler"
-        raise OneaError(f"--compile yes needs {needed}, which was not found; install it, or leave --compile out.")
+        raise OneaError(f"--compile yes needs {needed}, which was not found; install it, or leave out --compile.")
     return choice == "yes"
 
 
 def _preprocess(config: RunConfig, vit: FrozenViT, dataset: Dataset) -> Preprocess:
-    raw = config.normalise == "none"
-    geometry, resize, filter = _geometry(config, vit)
+    is_raw = config.normalise == "none"
+    geometry, resize, interpolation = _geometry(config, vit)
     return Preprocess(
         size=vit.size,
-        mean=(0.0, 0.0, 0.0) if raw else vit.mean,
-        std=(1.0, 1.0, 1.0) if raw else vit.std,
+        mean=(0.0, 0.0, 0.0) if is_raw else vit.mean,
+        std=(1.0, 1.0, 1.0) if is_raw else vit.std,
         geometry=geometry,
         resize=resize,
-        filter=filter,
+        filter=interpolation,
         mirror=dataset.mirror,
     )
 
@@ -203,11 +206,11 @@ def _geometry(config: RunConfig, vit: FrozenViT) -> tuple[Geometry, int, Filter]
             f"{network.crop_mode} with crop_pct {network.crop_pct:g}, which --geometry backbone does not support; "
             "choose direct or resize-crop."
         )
-    filter: Filter = "bicubic" if network.interpolation == "bicubic" else "bilinear"
-    return ("direct", 0, filter) if squash else ("resize-crop", int(vit.size / network.crop_pct), filter)
+    interpolation: Filter = "bicubic" if network.interpolation == "bicubic" else "bilinear"
+    return ("direct", 0, interpolation) if squash else ("resize-crop", int(vit.size / network.crop_pct), interpolation)
 
 
-def _stream(config: RunConfig, dataset: Dataset) -> Stream:
+def _make_stream(config: RunConfig, dataset: Dataset) -> Stream:
     kind = config.stream
     if kind == "auto":
         natural = dataset.groups and config.tasks is None
@@ -231,7 +234,7 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
     )
 
 
-def _images(
+def _load_images(
     config: RunConfig, dataset: Dataset, stream: Stream, preprocess: Preprocess, runtime: Runtime
 ) -> tuple[ImageSubset, ImageSubset, dict[str, Any]]:
     """Training and test images, and the record's fields about them."""
@@ -244,14 +247,14 @@ def _images(
         stored = "exact"
         for split in splits:
             if split.files is None:
-                raise OneaError("--store exact reads the original files, and this dataset has none; use --store auto.")
+                raise OneaError("--store exact reads the original files, but this dataset has none; use --store auto.")
             rows, unreadable = find_readable(split, on_bad=config.on_bad, class_names=dataset.classes)
             images = ExactImages([split.files[row] for row in rows], preprocess, runtime.device)
             storages.append((images, rows))
             skipped += unreadable
             hashes.append(sha256_of_files(split.files))
     else:
-        packs = _pack(config, dataset, preprocess.size)
+        packs = _pack_images(config, dataset, preprocess.size)
         stored = list(packs[0].pixels.shape[2:])
         budget = None if config.budget is None else int(config.budget * 1e9)
         total = sum(packed.pixels.nbytes for packed in packs)
@@ -271,7 +274,7 @@ def _images(
     return train, test, {"stored": stored, "skipped": skipped, **({"sha256": by_split} if by_split else {})}
 
 
-def _pack(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
+def _pack_images(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
     """Training and test images, packed in one shape for a network of this input size."""
     size, splits, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), cache_folder()
     shape = stored_shape(splits, size, cache)
@@ -279,7 +282,7 @@ def _pack(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed
 
 
 def _select_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tuple[ImageSubset, ImageSubset]:
-    """Apply ``holdout`` and ``per_class``."""
+    """Apply the options ``holdout`` and ``per_class``."""
     rows = train.rows
     if (fraction := config.holdout) is not None:
         if not 0 < fraction < 1:
@@ -321,7 +324,7 @@ def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) ->
     Args:
         config: configuration of the run.
         stream: stream of the run.
-        counts: training images of each class, in the dataset's order of classes.
+        counts: training images of each class, in the order of the dataset.
     """
 
     def class_images(position: int) -> int:
@@ -335,11 +338,11 @@ def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) ->
 
 
 def dataset_size(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DatasetSize:
-    """The numbers that the default preset is computed from."""
+    """The numbers from which the default preset is computed."""
     return DatasetSize(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
 
 
 def recorded_dataset_size(record: Record) -> DatasetSize:
-    """The size of the dataset of a record; earlier records lack ``task_images``."""
+    """The size of the dataset of a record; older records lack ``task_images``."""
     data, sizes = record["data"], record["stream"]["sizes"]
     return DatasetSize(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))

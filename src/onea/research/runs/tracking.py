@@ -14,20 +14,20 @@ from onea.research.record_metrics import headline_metrics
 from onea.runtime import Progress
 
 _PROJECT = "onea"
-# The argument for the name of a run; other trackers choose a name themselves.
+# The argument for the name of a run; other trackers choose the name themselves.
 _RUN_NAME = {"wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name"}
 
 
 class Tracking(Progress):
     """Logs the configuration of a run, the loss of every epoch and the results of every task.
 
-    The step of all curves counts epochs and evaluations, because some trackers require that it only increases. A
-    tracker that fails is dropped with a message, and the run goes on.
+    The step of all curves counts epochs and evaluations, because some trackers require an increasing step. A tracker
+    that fails is dropped with a message, and the run continues.
 
     Args:
-        names: Accelerate's names of trackers; ``all`` is every installed one.
-        folder: folder of the run; its name is the name of the run.
-        logs: folder for trackers that write files; by default one in the run's folder.
+        names: Accelerate's names of trackers; ``all`` means all that are installed.
+        folder: folder of the run, whose name becomes the name of the run.
+        logs: folder for trackers that write files; by default ``tracking`` in the run's folder.
     """
 
     def __init__(self, names: Iterable[str], folder: Path, logs: Path | None = None) -> None:
@@ -79,7 +79,7 @@ class Tracking(Progress):
                 tracker.start()
         except Exception as error:  # a service or its library may raise anything
             raise OneaError(
-                f"Tracker '{name}' does not start ({_one_line(error)}); set it up, or leave out --track."
+                f"Tracker '{name}' could not be started ({_one_line(error)}); configure it, or leave out --track."
             ) from error
         return tracker
 
@@ -94,7 +94,7 @@ class Tracking(Progress):
 
 
 def check_trackers(names: Iterable[str]) -> list[str]:
-    """The names without duplicates and ``all``; raises for a tracker that is unknown or not installed."""
+    """The names without duplicates, with ``all`` expanded; refuses a tracker that is unknown or not installed."""
     requested = list(dict.fromkeys(names))
     if not requested:
         return []
