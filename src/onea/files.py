@@ -140,7 +140,7 @@ def check_writable(folder: Path) -> None:
 def check_no_model(folder: Path) -> None:
     """Refuse a model folder as the output folder of a run."""
     if os.path.lexists(folder / MODEL_FILE):
-        raise OneaError(f"{folder} has a model, and runs need a separate folder; choose another --out.")
+        raise OneaError(f"{folder} contains a model, and runs need a separate folder; choose another --out.")
 
 
 def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
@@ -182,7 +182,9 @@ def read_regular(path: Path, max_bytes: int = _MAX_BYTES, *, follow: bool = Fals
     file, size = open_regular(path, follow=follow)
     with file:
         if size > max_bytes:
-            raise OneaError(f"{path} has {size:,} bytes, at most {max_bytes:,} are allowed; restore it from a copy.")
+            raise OneaError(
+                f"{path} has {size:,} bytes, but at most {max_bytes:,} are allowed; restore it from a copy."
+            )
         try:
             return file.read(size)
         except OSError as error:

@@ -266,7 +266,7 @@ def test_runs_refuse_the_folder_of_a_model(command, onea, shop):
     before = folder_hash(shop)
     code, _, err = onea(*command, "--out", str(shop))
     assert code == 2
-    assert err == f"onea: {shop} has a model, and runs need a separate folder; choose another --out.\n"
+    assert err == f"onea: {shop} contains a model, and runs need a separate folder; choose another --out.\n"
     assert folder_hash(shop) == before
 
 

@@ -53,7 +53,7 @@ def test_teach_prints_the_update(onea, shop, days):
     code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--threads", "1")
     assert code == 0
     assert "learned 1 new class from 6 images" in out
-    assert "few photos: 'class03' (6); 10 or more of a class are advisable" in out
+    assert "few photos: 'class03' (6); 10 or more per class are advisable" in out
     assert "held-out" not in out, "one image"
     assert "now has 4 classes (version 2)" in out
     code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--name", "more of it")
@@ -307,7 +307,7 @@ def test_photos_of_many_pixels_are_refused_unless_allowed(onea, shop, tmp_path):
     Image.new("RGB", (1_500, 1_000)).save(tmp_path / "wide.webp", lossless=True)
     code, _, err = onea("predict", "shop.onea", str(tmp_path / "wide.webp"), "--max-megapixels", "1", "--threads", "1")
     assert (code, len(err.splitlines())) == (2, 1)
-    assert "wide.webp: it has 1.5 megapixels, and 1 are allowed; --max-megapixels" in err
+    assert "wide.webp: it has 1.5 megapixels; the limit is 1, see --max-megapixels" in err
     assert onea("predict", "shop.onea", str(tmp_path / "wide.webp"), "--max-megapixels", "2", "--threads", "1")[0] == 0
     assert "choose a whole number from 1 to 300" in onea("teach", "shop.onea", "x", "--max-megapixels", "0")[2]
 
@@ -352,9 +352,7 @@ def test_folders_of_class_folders_are_reported(onea, tiny_vit, tiny_images):
 def test_a_class_name_that_is_no_folder_name_is_reported(onea, shop, name):
     code, out, _ = onea("rename", "shop.onea", "class00", name)
     assert code == 0
-    assert (
-        f"'{name}' is not a valid folder name everywhere: teach photos of this class together with their labels" in out
-    )
+    assert f"'{name}' is not a valid folder name on every system: teach its photos together with labels" in out
     assert "folder name" not in onea("rename", "shop.onea", name, "zero")[1]
 
 
@@ -608,6 +606,6 @@ def test_repeated_photos_are_reported(onea, tiny_vit, tiny_images):
     assert code == 0, err
     assert "repeated photos, counted once: 6 of 10" in out
     assert "photos with two class names: 1 (1.png: 'class00' and 'class01'); undo if one is wrong" in out
-    assert "files ignored (no image, or outside the class folders): 2 (notes.txt, notes.txt)" in out
+    assert "files ignored (not images, or outside the class folders): 2 (notes.txt, notes.txt)" in out
     told = json.loads(onea("evaluate", "all.onea", "more", "--json")[1])
     assert (told["taught_images"], len(told["ignored_files"])) == (10, 2), "a program is told as well as a person"

@@ -45,7 +45,7 @@ def test_the_package_offers_what_it_loads_late():
 def test_a_taught_model_says_what_it_knows(model, tiny_vit):
     untaught = tiny_model(tiny_vit)
     assert repr(untaught).startswith("OneA(")
-    assert repr(model).startswith(f"<{untaught!r} knows 3 classes [")
+    assert repr(model).startswith(f"<{untaught!r} with 3 classes [")
     assert repr(model).endswith("from 18 images, version 1>")
     assert all(name in repr(model) for name in ("plum", "fig", "kiwi"))
     assert len(repr(tiny_model(tiny_vit, epochs=1).learn([np.zeros((8, 8, 3), np.uint8)] * 40, [*range(20)] * 2))) < 400

@@ -185,7 +185,7 @@ def test_few_photos_of_a_class_are_told(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn([*files["class00"][:2], *files["class01"][:3]], ["kiwi"] * 2 + ["lemon"] * 3)
     update = model.history[-1]
     assert (update["few_photos"], update["fewest"]) == (2, {"kiwi": 2, "lemon": 3})
-    assert report_lines(update) == ["few photos: 'kiwi' (2) and 'lemon' (3); 10 or more of a class are advisable"]
+    assert report_lines(update) == ["few photos: 'kiwi' (2) and 'lemon' (3); 10 or more per class are advisable"]
 
 
 def test_it_is_said_with_how_many_and_how_sure():

@@ -99,7 +99,7 @@ def test_an_unreadable_photo_does_not_block_the_others(open_page, tiny_images, t
     page.get_by_text("Learned “plum” from 6 photos").wait_for()
     remarks = page.locator("#teach-remarks li").all_inner_texts()
     assert remarks[0].startswith("Left out, unreadable: 6.png: it is not an image")
-    assert remarks[1] == "few photos: 'plum' (6); 10 or more of a class are advisable"
+    assert remarks[1] == "few photos: 'plum' (6); 10 or more per class are advisable"
     page.get_by_text("These predictions are from version 1; the model is now at version 2.").wait_for()
     assert page.locator("#answers > li.old").count() == 2
     page.get_by_role("button", name="Predict again").click()

@@ -53,7 +53,7 @@ def test_forget_everywhere(client, shop):
 def test_a_class_name_that_is_no_folder_name_is_reported(client):
     renamed = client.post("/rename", params={"old": "class01", "new": "T-shirt/top"}, headers=TEACHER)
     (remark,) = renamed.json()["remarks"]
-    assert remark.startswith("'T-shirt/top' is not a valid folder name everywhere")
+    assert remark.startswith("'T-shirt/top' is not a valid folder name on every system")
 
 
 def test_two_classes_become_one(client, shop):
@@ -121,7 +121,7 @@ def test_several_classes_in_one_form(client, tiny_images):
     report = job_end(client, begun)
     assert (report["classes"], report["images"]) == (["pear", "plum"], 12)
     assert report["skipped"][0].startswith("12.png: it is not an image")
-    assert "few photos: 'pear' (6) and 'plum' (6); 10 or more of a class are advisable" in report["remarks"]
+    assert "few photos: 'pear' (6) and 'plum' (6); 10 or more per class are advisable" in report["remarks"]
     assert client.get("/history").json()["updates"][-1]["skipped"] == 1
     wrong = client.post("/learn", files=form(contents[:4]), data={"class": ["a", "b"]}, headers=TEACHER)
     assert wrong.status_code == 422
@@ -153,7 +153,7 @@ def test_other_files_in_a_zip_are_ignored_and_reported(client, tiny_images):
     files |= {"day/plum/notes.txt": b"x", "loose.png": photos(tiny_images, 5)[0]}
     report = job_end(client, client.post("/learn", files={"zip": ("a.zip", zipped(files))}, headers=TEACHER))
     assert (report["classes"], report["images"]) == (["plum"], 6)
-    assert "files ignored (no image, or outside the class folders): 2 (notes.txt, loose.png)" in report["remarks"]
+    assert "files ignored (not images, or outside the class folders): 2 (notes.txt, loose.png)" in report["remarks"]
 
 
 def test_background_images_are_learned_as_in_python(client, shop, tmp_path):

@@ -43,7 +43,7 @@ def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2, preset
 
 
 def service_of(path: Path, **settings: object) -> Service:
-    return Service(path, Settings(**{"token": TOKEN, "follow": 0} | settings), {"threads": 1, "precision": "fp32"})
+    return Service(path, Settings(**{"token": TOKEN, "poll_seconds": 0} | settings), {"threads": 1, "precision": "fp32"})
 
 
 @contextmanager

@@ -45,4 +45,4 @@ def too_many_pixels(pixels: int, limit: int | None) -> str:
     if limit is not None or pixels > MAX_PIXEL_LIMIT:
         return f"it has more than {min(limit or MAX_PIXEL_LIMIT, MAX_PIXEL_LIMIT) // MEGAPIXEL} megapixels"
     declared, allowed = pixels / MEGAPIXEL, max_pixels() // MEGAPIXEL
-    return f"it has {declared:.1f} megapixels, and {allowed} are allowed; --max-megapixels (or {_VARIABLE}) allows more"
+    return f"it has {declared:.1f} megapixels; the limit is {allowed}, see --max-megapixels (or {_VARIABLE})"

@@ -134,8 +134,8 @@ class AdapterTraining(AdapterOptions):
             return None
         if vit.rotary:
             raise OneaError(
-                f"patch_drop_rate is {self.patch_drop_rate}, and '{vit.name}' has rotary positions, "
-                "so its blocks need every patch in its place; give 0."
+                f"patch_drop_rate is {self.patch_drop_rate}, and '{vit.name}' uses rotary position "
+                "embeddings, which need all patches; set it to 0."
             )
         patches = vit.tokens - vit.vit.num_prefix_tokens
         return partial(sample_patches, num_kept_patches(patches, self.patch_drop_rate), patches)

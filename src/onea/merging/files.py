@@ -229,7 +229,7 @@ def _check_result(first: Source, out: Path, rank: int | None) -> None:
     if rank is not None:
         raise OneaError("--rank is for LoRA folders only; plain matrices keep their shape.")
     if out.suffix != ".safetensors":
-        raise OneaError(f"{out} would be a safetensors file; name it {out.name}.safetensors.")
+        raise OneaError(f"{out} must end in .safetensors; name it {out.name}.safetensors.")
 
 
 def _class_and_sample_counts(

@@ -127,10 +127,8 @@ def _change(update: Mapping[str, Any], name: str) -> str:
     return f"; before this update {100 * before:.1f} %{improved}"
 
 
-_ERASED = "earlier versions and the names in the history were removed: undo cannot go back from here"
-_NOT_ERASED = (
-    "versions kept for undo still hold it; forget it with --everywhere (everywhere=true) to remove it there, too"
-)
+_ERASED = "earlier versions and the names in the history were removed: undo cannot go back beyond this update"
+_NOT_ERASED = "versions kept for undo still contain it; --everywhere (everywhere=true) removes it from them as well"
 
 
 def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[str]:
@@ -143,10 +141,9 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
         return [_ERASED if "everywhere" in update else _NOT_ERASED]
     if update["kind"] == "rename":
         name = update["classes"][1]
-        folder = (
-            f"'{name}' is not a valid folder name everywhere: teach photos of this class together with their labels"
-        )
-        return [] if is_folder_name(name) else [folder]
+        if is_folder_name(name):
+            return []
+        return [f"'{name}' is not a valid folder name on every system: teach its photos together with labels"]
     if update["kind"] == "background":
         similar = update["resembling_known"]
         return [f"images that clearly resemble a known class: {similar:,}; undo if they show it"] if similar else []
@@ -170,7 +167,7 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
     if (few := update.get("few_photos", 0)) and repeated < images:
         fewest = sorted(update["fewest"].items(), key=lambda item: item[1])
         named = list_names([f"'{name}' ({number})" for name, number in fewest], few)
-        lines.append(f"few photos: {named}; {MIN_ADVISED} or more of a class are advisable")
+        lines.append(f"few photos: {named}; {MIN_ADVISED} or more per class are advisable")
     return lines
 
 
@@ -190,7 +187,7 @@ def _folder_notes(ignored: int, files: Sequence[str], groups: int, folders: Sequ
         lines.append(f"folders of class folders: {groups:,}{_listed([printable(name) for name in folders], groups)}")
     if ignored:
         names = _listed([_file_name(file) for file in files], ignored)
-        lines.append(f"files ignored (no image, or outside the class folders): {ignored:,}{names}")
+        lines.append(f"files ignored (not images, or outside the class folders): {ignored:,}{names}")
     return lines
 
 

@@ -104,9 +104,7 @@ class VersionedModel(ABC):
             return params
         state = self._snapshot.state
         classes = f"{plural(len(state.classes), 'class', 'classes')} {reprlib.repr(list(state.classes))}"
-        return (
-            f"<{params} knows {classes} from {plural(sum(state.images), 'image', 'images')}, version {state.version}>"
-        )
+        return f"<{params} with {classes} from {plural(sum(state.images), 'image', 'images')}, version {state.version}>"
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None

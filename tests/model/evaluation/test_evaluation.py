@@ -136,7 +136,7 @@ def test_photos_that_were_taught_are_counted(model, tiny_images, tmp_path):
     (tmp_path / "mixed/notes.txt").write_text("from Monday")
     found = evaluate(model, tmp_path / "mixed")
     assert found.remarks == [
-        "files ignored (no image, or outside the class folders): 1 (notes.txt)",
+        "files ignored (not images, or outside the class folders): 1 (notes.txt)",
         "1 of 4 images was taught: the accuracy on new images may be lower",
     ]
     assert evaluate(model, tiny_images / "test").remarks == []

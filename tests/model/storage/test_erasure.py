@@ -79,7 +79,7 @@ def test_neither_name_nor_rows_are_left_in_any_file(shop, onea):
     assert all(row in content(shop) for row in rows), "plain forget leaves them in earlier versions"
     status, told, _ = onea("forget", str(shop), GONE, "--everywhere")
     assert status == 0
-    assert "undo cannot go back from here" in told
+    assert "undo cannot go back beyond this update" in told
     assert found_names(shop) == [KEPT]
     assert not any(row in content(shop) for row in rows)
     assert onea("undo", str(shop))[0] != 0

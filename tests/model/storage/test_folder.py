@@ -270,7 +270,7 @@ def test_a_training_job_may_have_any_name_and_its_history_is_text(tiny_vit, tiny
 def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
     before = onea.load(saved, threads=1).undo().predict_proba(photos)
     (saved / "states/000003/state.safetensors").write_bytes(b"")
-    with pytest.raises(OneaError, match="if it is the newest version, go back with `onea undo`"):
+    with pytest.raises(OneaError, match="if it is the newest version, run `onea undo`"):
         onea.load(saved)
     undone, now = folders.undo(saved)
     assert (undone.version, undone.update, now.version) == (3, "which could not be read", 2)
@@ -281,7 +281,7 @@ def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
 def test_a_version_that_lacks_a_file_is_damaged_and_has_the_same_way_back(saved, lost):
     place = saved / "states/000003" / lost
     shutil.rmtree(place) if place.is_dir() else place.unlink()
-    with pytest.raises(OneaError, match=r"000003 is damaged .state.* is missing.; .* go back with `onea undo`"):
+    with pytest.raises(OneaError, match=r"000003 is damaged .state.* is missing.; .* run `onea undo`"):
         onea.load(saved)
     assert folders.undo(saved)[1].version == onea.load(saved).version == 2
 

@@ -256,7 +256,7 @@ def evaluate(
 
 def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages:
     """All images below a folder; no folder may have the name of one of the model's classes."""
-    check_folder(folder, "images of nothing that the model was taught")
+    check_folder(folder, "images of untaught classes")
     files = find_images(folder)
     known = {normalized(name): name for name in model.classes}
     folders = {folder.resolve().name, *(part for file in files for part in file.relative_to(folder).parent.parts)}

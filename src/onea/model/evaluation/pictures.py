@@ -180,7 +180,7 @@ def suspects_picture(suspects: Sequence[Suspect], photos: Pixels) -> Figure | No
             label, likelier = _lines(f"named {suspect.given}"), _lines(f"looks like {suspect.likelier}")
             _caption(axes, 0, label, style.PALETTE[1])
             _caption(axes, len(label), likelier, style.PALETTE[0])
-        title = "Photos that may have the wrong name, the most suspicious first"
+        title = "Photos that may be mislabelled, the most suspicious first"
         figure.suptitle(title, x=0.01, ha="left", fontsize=style.TITLE_SIZE, fontweight="bold")
     return figure
 

@@ -282,7 +282,7 @@ def _to_rgb(source: Any, name: str, size: int) -> Image.Image:
 
 def _unreadable_source(source: Any) -> OneaError:
     return OneaError(
-        f"{type(source).__name__} is not something to read images from; give a folder, paths, Pillow images, arrays, "
+        f"{type(source).__name__} cannot be read as images; give a folder, paths, Pillow images, arrays, "
         "tensors, a Hugging Face dataset or a DataLoader."
     )
 

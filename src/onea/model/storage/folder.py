@@ -64,9 +64,7 @@ _VALUES = (
     *("temperature", "calibration_images", "updates", "integer_labels"),
 )
 _REMEDY = "choose another folder"
-_RESTORE = (
-    "restore it from a copy or, if it is the newest version, go back with `onea undo`; an earlier one may be removed"
-)
+_RESTORE = "restore it from a copy or, if it is the newest version, run `onea undo`; an earlier one may be removed"
 
 
 @dataclass(frozen=True)

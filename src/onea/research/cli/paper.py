@@ -164,7 +164,9 @@ def print_plan(plan: ExperimentPlan, finished: Collection[str], shared: bool = F
         )
     for data, images in counts.items():
         if not images.loaded:
-            console.print(f"{data} is not here; its cost is estimated from its published counts.", markup=False)
+            console.print(
+                f"{data} has not been downloaded; its cost is estimated from its published counts.", markup=False
+            )
 
 
 def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:

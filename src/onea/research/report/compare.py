@@ -127,7 +127,7 @@ def _notes(left: Group, right: Group, seeds: Sequence[int]) -> list[str]:
         notes.append(f"One common seed ({seeds[0]}): a single difference has no interval; run more seeds.")
     for side, group in (("first", left), ("second", right)):
         if missing := {record["config"]["seed"] for record in group.records} - set(seeds):
-            notes.append(f"Left out of the {side} side because both have not finished them: seeds {_list(missing)}.")
+            notes.append(f"Left out of the {side} side because not both have finished them: seeds {_list(missing)}.")
     networks = [group.records[0]["backbone"] for group in (left, right)]
     if networks[0].get("sha256") != networks[1].get("sha256"):
         notes.append(f"The two sides use different networks: {networks[0]['name']} and {networks[1]['name']}.")

@@ -74,7 +74,7 @@ def _curves(records: Sequence[Record]) -> Section:
         partial(accuracy_curves, records),
         "Line chart, accuracy in percent over all classes seen after each task. "
         f"{'. '.join(lines)}. Bars: new classes of each task.",
-        "Grey bars: how many classes each task brings. Each line ends with the accuracy over all classes.",
+        "Grey bars: number of new classes of each task. Each line ends with the accuracy over all classes.",
     )
     return picture.section()
 
