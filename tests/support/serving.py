@@ -43,7 +43,8 @@ def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2, preset
 
 
 def service_of(path: Path, **settings: object) -> Service:
-    return Service(path, Settings(**{"token": TOKEN, "poll_seconds": 0} | settings), {"threads": 1, "precision": "fp32"})
+    settings = {"token": TOKEN, "poll_seconds": 0} | settings
+    return Service(path, Settings(**settings), {"threads": 1, "precision": "fp32"})
 
 
 @contextmanager
