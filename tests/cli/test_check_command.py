@@ -33,16 +33,16 @@ def test_a_check_of_a_folder_prints_tables_and_draws_figures(onea, shop, tiny_im
 def test_json_has_the_whole_check(onea, shop, tiny_images):
     code, out, err = onea("check", str(shop), str(tiny_images / "train"), "--threads", "1", "--json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["measured"] is True
-    assert found["version"] == 1
-    assert {one["name"]: one["taught"] for one in found["classes"]} == {
+    result = json.loads(out)
+    assert result["measured"] is True
+    assert result["version"] == 1
+    assert {item["name"]: item["taught"] for item in result["classes"]} == {
         f"class{row:02d}": 6 if row < 4 else 0 for row in range(6)
     }
-    assert all(len(one["curve"]) == len(found["shares"]) for one in found["classes"])
-    ratios = [one["ratio"] for one in found["suspects"]]
+    assert all(len(item["curve"]) == len(result["shares"]) for item in result["classes"])
+    ratios = [item["ratio"] for item in result["suspects"]]
     assert ratios == sorted(ratios, reverse=True)
-    assert all(Path(path).is_file() for path in found["pictures"])
+    assert all(Path(path).is_file() for path in result["pictures"])
 
 
 def test_a_model_is_checked_without_photos_and_figures(onea, shop):
@@ -50,10 +50,10 @@ def test_a_model_is_checked_without_photos_and_figures(onea, shop):
     assert code == 0, err
     assert "give a folder of photos" in out
     assert not Path("check").exists()
-    found = json.loads(onea("check", str(shop), "--json")[1])
-    assert [one["taught"] for one in found["classes"]] == [6] * 4
-    assert {one["advice"] for one in found["classes"]} == {"few photos"}
-    assert found["suspects"] == found["pictures"] == []
+    result = json.loads(onea("check", str(shop), "--json")[1])
+    assert [item["taught"] for item in result["classes"]] == [6] * 4
+    assert {item["advice"] for item in result["classes"]} == {"few photos"}
+    assert result["suspects"] == result["pictures"] == []
 
 
 def test_a_model_without_classes_is_not_checked(onea, shop):
@@ -74,7 +74,7 @@ def test_unreadable_photos_are_refused_or_left_out(onea, shop, tiny_images):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere does not exist; give a folder with one folder of images for each class.\n"),
         (["empty"], "no class folders"),
@@ -83,12 +83,12 @@ def test_unreadable_photos_are_refused_or_left_out(onea, shop, tiny_images):
         (["empty", "-o", "file/found"], "Cannot write"),
     ],
 )
-def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
+def test_a_mistake_gets_one_sentence(onea, shop, arguments, message):
     Path("empty").mkdir()
     Path("file").touch()
-    code, _, err = onea("check", str(shop), *words)
+    code, _, err = onea("check", str(shop), *arguments)
     assert code == 2
-    assert sentence in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -97,9 +97,9 @@ def test_a_check_without_a_folder_uses_held_out_photos(onea, shop):
     assert code == 0, err
     assert " of 4 held-out photos misclassified" in out
     assert "not measured" not in out
-    told = json.loads(onea("check", str(shop), "--json")[1])["mistakes"]
-    assert told["images"] == 4
-    assert told.keys() == {"images", "mistakes", "absorbing", "misclassified"}
+    mistakes = json.loads(onea("check", str(shop), "--json")[1])["mistakes"]
+    assert mistakes["images"] == 4
+    assert mistakes.keys() == {"images", "mistakes", "absorbing", "misclassified"}
 
 
 def test_held_out_mistakes_are_printed():

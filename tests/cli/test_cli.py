@@ -26,7 +26,7 @@ def arguments(tiny_run):
     return [*rest, *options]
 
 
-TELL_PACKAGES = """
+PRINT_PACKAGES = """
 import atexit, sys
 others = lambda: {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 atexit.register(lambda: print("\\n" + " ".join(others())))
@@ -34,8 +34,8 @@ atexit.register(lambda: print("\\n" + " ".join(others())))
 
 
 def packages_of(code: str) -> set[str]:
-    """The packages that a program has loaded when it ends, the standard library's left out."""
-    done = subprocess.run([sys.executable, "-c", TELL_PACKAGES + code], capture_output=True, text=True, check=True)
+    """The packages that a program has loaded when it ends, without the standard library."""
+    done = subprocess.run([sys.executable, "-c", PRINT_PACKAGES + code], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -61,7 +61,7 @@ def test_help_is_quick():
         started = os.times()
         done = subprocess.run([sys.executable, "-m", "onea", "--help"], capture_output=True, text=True, check=True)
         assert "demo" in done.stdout
-        ended = os.times()  # of the processor, which is what a user waits for on a machine that is not busy otherwise
+        ended = os.times()  # CPU time, which is what a user waits for on an idle machine
         return ended.children_user - started.children_user + ended.children_system - started.children_system
 
     assert min(once() for _ in range(5)) < 0.5
@@ -107,7 +107,7 @@ def test_version(onea):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("arguments", "message"),
     [
         (["run", "one-b"], "did you mean 'one-a'?"),
         (["run", "one-a", "--data", "gliphs"], "did you mean 'glyphs'?"),
@@ -134,10 +134,10 @@ def test_version(onea):
         (["stream", "--classes", "5", "--tasks", "9"], "tasks"),
     ],
 )
-def test_an_invalid_option_gets_one_sentence_and_writes_nothing(wrong, words, onea, tmp_path):
-    code, _, err = onea(*wrong)
+def test_an_invalid_option_gets_one_sentence_and_writes_nothing(arguments, message, onea, tmp_path):
+    code, _, err = onea(*arguments)
     assert code == 2
-    assert words in err
+    assert message in err
     assert err.startswith("onea: ")
     assert len(err.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -248,7 +248,7 @@ def test_a_config_file_that_is_not_text(onea, tmp_path):
 
 def test_ctrl_c_prints_that_finished_tasks_are_kept(arguments, tmp_path):
     command = [sys.executable, "-m", "onea", "run", "one-a", *arguments, "--out", str(tmp_path / "o")]
-    # The first task trains nothing, the second longer than anybody waits.
+    # The first task trains nothing; the second would train for hours.
     slow = ["--sizes=1,3,2", "--single-class=skip", "--epochs=3000", "--max-epochs=3000"]
     with subprocess.Popen([*command, *slow], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stderr is not None
@@ -304,7 +304,7 @@ def test_error_message_for_a_full_disk_at_stdout():
 
 
 def test_ctrl_c_before_the_start_prints_nothing(monkeypatch, capsys):
-    """Loading the commands takes a moment, in which Ctrl-C showed where."""
+    """Ctrl-C while the commands are being imported must not print a traceback."""
 
     class Stopped(types.ModuleType):
         def __getattr__(self, name: str) -> object:

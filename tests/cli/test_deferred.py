@@ -53,8 +53,8 @@ def test_a_prediction_does_not_load_the_compiler(shop, tiny_images):
     words = ["onea", "predict", str(shop), str(tiny_images / "test/class00"), "--json", "--threads", "1"]
     code = f"import sys; sys.argv = {words!r}; from onea.cli import main; main()"
     check = "print('torch._dynamo.symbolic_convert' in sys.modules)"
-    asked = f"import atexit, sys; atexit.register(lambda: {check}); {code}"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    program = f"import atexit, sys; atexit.register(lambda: {check}); {code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"class"') >= 3
     assert done.stdout.splitlines()[-1] == "False"

@@ -24,9 +24,9 @@ from onea.model.reports import format_accuracy
 def taught(tiny_vit, tiny_images, tmp_path_factory) -> Path:
     """A model of three classes, taught at once."""
     root = tmp_path_factory.mktemp("taught")
-    found = {name: files for name, files in class_folders(tiny_images / "train").items() if name < "class03"}
-    labels = [name for name, files in found.items() for _ in files]
-    return tiny_model(tiny_vit).learn([file for files in found.values() for file in files], labels).save(root / "m")
+    files_of = {name: files for name, files in class_folders(tiny_images / "train").items() if name < "class03"}
+    labels = [name for name, files in files_of.items() for _ in files]
+    return tiny_model(tiny_vit).learn([file for files in files_of.values() for file in files], labels).save(root / "m")
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_json_csv_and_the_service_have_the_same_keys_and_values(onea, shop, tiny
         assert line["probability"] == pytest.approx(answer.probability, abs=1e-5)
         assert float(row["none_of_these"]) == line["none_of_these"] == pytest.approx(answer.none, abs=1e-5)
         assert row["candidates"] == "|".join(name for name, _ in answer.candidates)
-        assert [row[f"class_{place}"] for place in (1, 2, 3)] == [one["class"] for one in line["top"]]
-        assert sum(one["probability"] for one in line["top"]) + line["none_of_these"] == pytest.approx(1)
+        assert [row[f"class_{place}"] for place in (1, 2, 3)] == [item["class"] for item in line["top"]]
+        assert sum(item["probability"] for item in line["top"]) + line["none_of_these"] == pytest.approx(1)
         assert set(row) - {f"{what}_{place}" for what in ("class", "probability") for place in (1, 2, 3)} == {*line} - {
             "top"
         }
@@ -62,8 +62,8 @@ def test_classes_are_listed_as_the_service_lists_them(onea, shop):
     assert [line.split() for line in out.splitlines() if line.strip().startswith("class0")] == [
         [f"class0{number}", "6"] for number in range(3)
     ]
-    told = json.loads(onea("classes", "shop.onea", "--json")[1])
-    assert told == {"version": 1, "count": 3, "classes": [{"name": f"class0{n}", "images": 6} for n in range(3)]}
+    result = json.loads(onea("classes", "shop.onea", "--json")[1])
+    assert result == {"version": 1, "count": 3, "classes": [{"name": f"class0{n}", "images": 6} for n in range(3)]}
 
 
 def test_evaluate_as_json(onea, shop, tiny_images):
@@ -77,13 +77,13 @@ def test_evaluate_as_json(onea, shop, tiny_images):
     assert code == 0, err
     assert "left out" in err
     assert "cut.png" in err
-    told = json.loads(out)
-    assert [one["class"] for one in told["untaught_classes"]] == ["class03", "class04", "class05"]
-    assert sum(one["images"] for one in told["classes"]) == told["images"] == 9
-    assert told["accuracy"] == sum(one["correct"] for one in told["classes"]) / 9
-    assert told["accuracy"] + told["wrong"] + told["unknown"] == pytest.approx(1)
-    assert len(told["skipped"]) == 1
-    assert not list(Path().glob("*.png")), "a picture comes only where it is asked for"
+    result = json.loads(out)
+    assert [item["class"] for item in result["untaught_classes"]] == ["class03", "class04", "class05"]
+    assert sum(item["images"] for item in result["classes"]) == result["images"] == 9
+    assert result["accuracy"] == sum(item["correct"] for item in result["classes"]) / 9
+    assert result["accuracy"] + result["wrong"] + result["unknown"] == pytest.approx(1)
+    assert len(result["skipped"]) == 1
+    assert not list(Path().glob("*.png")), "figures are drawn only on request"
     code, out, err = onea("evaluate", "shop.onea", "photos", "--json", "--on-bad", "skip", "-o", "seen.png")
     assert json.loads(out)["images"] == 9
     assert Path("seen.png").is_file()
@@ -104,10 +104,10 @@ def test_two_classes_can_be_merged(onea, shop, tiny_images):
     code, out, _ = onea("rename", "shop.onea", "class00", "class01", "--merge")
     assert code == 0
     assert "shop.onea now has 2 classes (version 2)" in out
-    told = json.loads(onea("classes", "shop.onea", "--json")[1])
-    assert told["classes"] == [{"name": "class01", "images": 12}, {"name": "class02", "images": 6}]
+    result = json.loads(onea("classes", "shop.onea", "--json")[1])
+    assert result["classes"] == [{"name": "class01", "images": 12}, {"name": "class02", "images": 6}]
     answers = [json.loads(line) for line in onea("predict", "shop.onea", str(tiny_images), "--json")[1].splitlines()]
-    assert {one["class"] for line in answers for one in line["top"]} == {"class01", "class02"}
+    assert {item["class"] for line in answers for item in line["top"]} == {"class01", "class02"}
     assert onea("rename", "shop.onea", "class01", "class01", "--merge")[0] == 2
     assert "undid version 2 (merged class00 into class01)" in onea("undo", "shop.onea")[1]
     assert json.loads(onea("classes", "shop.onea", "--json")[1])["count"] == 3
@@ -132,10 +132,10 @@ def test_listed_defaults_of_a_method_are_those_of_a_run(onea):
         (["--preset", "paper/cub200", "--data", "cifar100"], {"preset": "paper/cub200"}, of_glyphs),
     ):
         options = method_options(make_config({"method": "one-a"} | config), shape)
-        told = shown(*words)
-        assert told["--learning-rate"] == str(options.learning_rate)
-        assert told["--batch-size"] == str(options.batch_size)
-        assert told["--epochs"] == str(options.epochs)
+        result = shown(*words)
+        assert result["--learning-rate"] == str(options.learning_rate)
+        assert result["--batch-size"] == str(options.batch_size)
+        assert result["--epochs"] == str(options.epochs)
     assert shown() != shown("--preset", "paper")
 
 
@@ -145,10 +145,10 @@ def test_a_model_taught_class_by_class_comes_with_advice(onea, tiny_vit, tiny_im
         Path(f"day{number}").mkdir()
         Path(f"day{number}/class0{number}").symlink_to(tiny_images / f"train/class0{number}")
     first = onea("teach", "shop.onea", "day0", *fast)[1]
-    assert "never been trained" not in first, "one class is nothing to tell apart"
+    assert "never been trained" not in first, "there is nothing to distinguish a single class from"
     second = onea("teach", "shop.onea", "day1")[1]
     assert "Its adapter has never been trained, since that takes several classes at once" in second
-    assert any("never been trained" in one for one in json.loads(onea("info", "shop.onea", "--json")[1])["remarks"])
+    assert any("never been trained" in item for item in json.loads(onea("info", "shop.onea", "--json")[1])["remarks"])
     Path("both").mkdir()
     for number in range(2):
         Path(f"both/class0{number}").symlink_to(tiny_images / f"train/class0{number}")
@@ -158,15 +158,15 @@ def test_a_model_taught_class_by_class_comes_with_advice(onea, tiny_vit, tiny_im
 
 
 def test_the_printed_time_includes_loading_and_saving(onea, tiny_vit, tiny_images):
-    """Not only that of the update: what was loaded and read before it and written after it took time, too."""
+    """Not only the update: loading and reading before it and writing after it take time, too."""
     fast = ["--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--precision", "fp32"]
     started = time.perf_counter()
     out = onea("teach", "new.onea", str(tiny_images / "train"), *fast)[1]
     waited = time.perf_counter() - started
-    found = re.search(r"from 36 images in (\d+\.\d) s", out)
-    assert found
+    match = re.search(r"from 36 images in (\d+\.\d) s", out)
+    assert match
     [update] = json.loads(onea("history", "new.onea", "--json")[1])["updates"]
-    assert update["seconds"] - 0.05 <= float(found[1]) <= waited + 0.05
+    assert update["seconds"] - 0.05 <= float(match[1]) <= waited + 0.05
     print_learned(Console(), onea_load("new.onea"), Path("new.onea"), 19.6)
     assert onea("info", "new.onea")[1].startswith("learned 6 new classes from 36 images in 19.6 s")
 
@@ -200,14 +200,14 @@ def test_tables_fit_into_80_columns(onea, shop, tiny_images, monkeypatch, words)
     code, out, err = onea(*words.format("new").split())
     assert code == 0, err
     assert max(map(len, out.splitlines())) <= 80
-    told = out.split()
+    result = out.split()
     wanted = ["class00", "class01", "class02"]
     if "history" in words:
         [update] = json.loads(onea("history", "shop.onea", "--json")[1])["updates"]
         wanted = [update["date"][:10], "held-out", "seconds"]
         assert format_accuracy(update) in out
     for word in wanted:
-        assert any(word in one for one in told), f"{word} is broken in\n{out}"
+        assert any(word in item for item in result), f"{word} is broken in\n{out}"
 
 
 LONG = {
@@ -222,7 +222,7 @@ LONG = {
               "check shop.onea", "check shop.onea {}"],
 )  # fmt: skip
 def test_long_names_are_complete_in_80_columns(onea, shop, tiny_images, monkeypatch, words):
-    """Whatever is on more than one line is all there, and no number is torn."""
+    """Wrapped names are complete, and no number is broken."""
     monkeypatch.setenv("COLUMNS", "80")
     for old, new in LONG.items():
         assert onea("rename", "shop.onea", old, new)[0] == 0

@@ -29,31 +29,31 @@ def test_every_command_has_examples():
 def test_the_help_of_a_command_ends_with_examples_that_it_accepts(name, onea):
     code, out, _ = onea(name, "--help")
     assert code == 0
-    told = " ".join(out.partition("Examples:")[2].split())
+    text = " ".join(out.partition("Examples:")[2].split())
     for line in EXAMPLES[name]:
-        assert f"$ {line}" in told
+        assert f"$ {line}" in text
         words = shlex.split(line)
         assert words[:2] == ["onea", name]
         check_command(words)
 
 
 def test_the_help_of_onea_ends_with_examples(onea):
-    told = " ".join(onea("--help")[1].partition("Examples:")[2].split())
-    assert told.split("$ ")[1:] == [f"{line} " for line in START[:-1]] + [START[-1]]
+    text = " ".join(onea("--help")[1].partition("Examples:")[2].split())
+    assert text.split("$ ")[1:] == [f"{line} " for line in START[:-1]] + [START[-1]]
 
 
 def test_every_output_option_has_the_same_short_name():
-    """And no command has a short name twice."""
-    opts = {name: [opt for one in command.params for opt in one.opts] for name, command in GROUP.commands.items()}
+    """No command has the same short name twice."""
+    opts = {name: [opt for item in command.params for opt in item.opts] for name, command in GROUP.commands.items()}
     with_out = [name for name, own in opts.items() if "--out" in own]
     assert {"run", "merge"} <= set(with_out)
     for name in with_out:
-        (out,) = (one for one in GROUP.commands[name].params if "--out" in one.opts)
+        (out,) = (item for item in GROUP.commands[name].params if "--out" in item.opts)
         assert out.opts == ["--out", "-o"], name
         assert len(opts[name]) == len(set(opts[name])), name
 
 
-def test_a_short_name_is_no_option_of_the_method(onea, tiny_run):
+def test_a_short_name_is_not_an_option_of_the_method(onea, tiny_run):
     assert onea("run", "one-a", "-o", "a", "--method-option", "1")[2].startswith("onea: Unknown option 'method_option'")
     values = [f"--{key}={tiny_run[key]}" for key in ("data", "backbone", "sizes")]
     assert onea("run", "simplecil", *values, "-o", "short", "--threads=1")[0] == 0
@@ -65,29 +65,29 @@ def test_flags_are_listed_without_a_type(name, onea, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")  # no line is broken
     out = onea(*name.split(), "--help")[1]
     command = GROUP.commands[name] if name else GROUP
-    flags = [one for one in command.params if getattr(one, "is_flag", False) and not one.hidden]
-    told = {one.opts[0]: one.help for one in flags} | {"--help": "Show this message and exit."}
-    for flag, meaning in told.items():
+    flags = [item for item in command.params if getattr(item, "is_flag", False) and not item.hidden]
+    help_texts = {item.opts[0]: item.help for item in flags} | {"--help": "Show this message and exit."}
+    for flag, help_text in help_texts.items():
         (line,) = re.findall(rf"^│ +{flag} (.*)│$", out, re.M)
-        written = re.sub(r"--\S+|-\w\b", "", line.partition(meaning)[0])  # but for its other names
+        written = re.sub(r"--\S+|-\w\b", "", line.partition(help_text)[0])  # except its other names
         assert not written.strip(), line
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
 def test_every_option_has_a_help_text_without_markup(name, onea):
     assert "``" not in onea(name, "--help")[1]
-    hidden = {one.name for one in GROUP.commands[name].params if getattr(one, "hidden", False)}
-    assert not [one.name for one in GROUP.commands[name].params if not one.help and one.name not in hidden]
+    hidden = {item.name for item in GROUP.commands[name].params if getattr(item, "hidden", False)}
+    assert not [item.name for item in GROUP.commands[name].params if not item.help and item.name not in hidden]
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
 def test_help_texts_are_not_parsed_as_markup(name, onea, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")  # no line is broken
     out = onea(name, "--help")[1]
-    for one in GROUP.commands[name].params:
-        if not getattr(one, "hidden", False):
-            assert one.help in out
-        if isinstance(default := getattr(one, "show_default", False), str):
+    for item in GROUP.commands[name].params:
+        if not getattr(item, "hidden", False):
+            assert item.help in out
+        if isinstance(default := getattr(item, "show_default", False), str):
             assert f"default: {default}]" in out or f"default: ({default})]" in out
 
 
@@ -109,7 +109,7 @@ def test_every_list_has_heads_and_a_rule(words, onea):
 
 
 def test_tables_have_the_same_style():
-    """No command chooses a box of its own; numbers stand on the right, as ``Table.from_texts`` puts them."""
+    """No command sets its own box style; numbers are right-aligned, as in ``Table.from_texts``."""
     for path in SOURCES:
         text = path.read_text("utf-8")
         assert not re.search(r"\bbox\s*=|rich\.box|left=len\(heads\)", text), path.name

@@ -24,10 +24,10 @@ from onea.research.streams import MAX_CLASSES, parse_sizes
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 
-# Out of every range that an option could have; some commands get only these, because they take minutes otherwise.
-NEVER = ["9" * 25, "-" + "9" * 25, "nan", "inf", "1e308", "9" * 5000, "-1"]
-SOMETIMES = ["0", "2147483648"]
-BRIEF = ("run", "stream", "paper", "merge")
+# Outside the range of every option; slow commands get only these, because a valid value would run for minutes.
+ALWAYS_INVALID = ["9" * 25, "-" + "9" * 25, "nan", "inf", "1e308", "9" * 5000, "-1"]
+SOMETIMES_INVALID = ["0", "2147483648"]
+FAST_COMMANDS = ("run", "stream", "paper", "merge")
 
 LONG = "a" * 5000
 PATHS = [LONG, "b/" * 3000 + "c", "nul\0byte", "\udcff\udcfe", "/dev/null/x", "/dev/zero"]
@@ -41,12 +41,12 @@ SOURCES = [
 ]
 
 SIZES = ("--sizes", "--classes", "--samples")  # numbers in a text
-ELSEWHERE = {"serve"}  # it waits for requests; its own tests try what it is given
+TESTED_ELSEWHERE = {"serve"}  # it waits for requests; tests/serve checks its options
 
 
 def options(kinds: tuple[str, ...], commands: tuple[str, ...]) -> list[tuple[str, str]]:
     """Command and option of every option whose type is one of these."""
-    found = []
+    pairs = []
     for name in commands:
         command = inspect.unwrap(COMMANDS[name].callback, stop=lambda each: hasattr(each, "__signature__"))
         taken = inspect.signature(command, eval_str=True).parameters
@@ -54,17 +54,17 @@ def options(kinds: tuple[str, ...], commands: tuple[str, ...]) -> list[tuple[str
             hint = taken[option.name].annotation if option.name in taken else ""
             kind = str(getattr(hint, "__origin__", hint))  # without its help
             if option.opts[0].startswith("--") and any(word in kind for word in kinds):
-                found.append((name, option.opts[0]))
-    return found
+                pairs.append((name, option.opts[0]))
+    return pairs
 
 
 NUMBERS = options(("int", "float"), ("run", "stream", "bench", "paper", "demo", "merge"))
-TEXTS = options(("Path", "str"), tuple(sorted(COMMANDS.keys() - ELSEWHERE)))
+TEXTS = options(("Path", "str"), tuple(sorted(COMMANDS.keys() - TESTED_ELSEWHERE)))
 
 
 @pytest.fixture
 def base(tiny_run, tiny_vit, tiny_images, tmp_path_factory) -> dict[str, list[str]]:
-    """Words with which each command would do little, or nothing."""
+    """Arguments with which each command does little or nothing."""
     nowhere = str(tmp_path_factory.mktemp("nowhere") / "nothing")
     sources = ["--data", f"folder:{tiny_images}", "--backbone", tiny_vit]
     return {
@@ -106,7 +106,7 @@ def refused_or_done(onea, tmp_path: Path, *words: str) -> int:
 
 
 def test_every_command_is_tried(base):
-    assert base.keys() | ELSEWHERE == COMMANDS.keys()
+    assert base.keys() | TESTED_ELSEWHERE == COMMANDS.keys()
     assert len(NUMBERS) > 25
     assert {("run", "--threads"), ("run", "--cache-gb"), ("bench", "--threads"), ("paper", "--seeds")} <= {*NUMBERS}
     assert {("run", "--out"), ("run", "--config"), ("run", "--backbone"), ("merge", "--out")} <= {*TEXTS}
@@ -114,9 +114,9 @@ def test_every_command_is_tried(base):
 
 @pytest.mark.parametrize(("command", "option"), NUMBERS, ids=map(" ".join, NUMBERS))
 def test_numbers(command, option, onea, base, tmp_path):
-    for value in [*NEVER, *SOMETIMES] if command in BRIEF else NEVER:
+    for value in [*ALWAYS_INVALID, *SOMETIMES_INVALID] if command in FAST_COMMANDS else ALWAYS_INVALID:
         code = refused_or_done(onea, tmp_path, command, *base[command], f"{option}={value}")
-        assert code == 2 or command in BRIEF, (option, value)
+        assert code == 2 or command in FAST_COMMANDS, (option, value)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_sentence(command, option, value, onea, base, tmp_path):
     assert code == 2
     assert err.startswith("onea: ")
     assert len(err.strip().splitlines()) == 1
-    assert len(err) < 400, "a long value is not said in full"
+    assert len(err) < 400, "a long value is truncated"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,15 +156,15 @@ def test_one_sentence(command, option, value, onea, base, tmp_path):
 def test_texts_and_paths(command, option, onea, base, tmp_path):
     values = [LONG, "nul\0byte"]  # others may be good folders, and a bench or a demo takes long
     if option in SIZES:
-        values = NEVER
+        values = ALWAYS_INVALID
     elif command not in ("bench", "demo") and option in ("--data", "--root", "--backbone", "--config", "--out"):
         values = PATHS + SOURCES if option in ("--data", "--backbone") else PATHS
     for value in values:
-        if (command, value) != ("tour", "\udcff\udcfe"):  # a good folder: the whole tour would be given
+        if (command, value) != ("tour", "\udcff\udcfe"):  # a valid folder: the whole tour would run
             refused_or_done(onea, tmp_path, command, *base[command], f"{option}={value}")
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - ELSEWHERE - {"bench", "demo", "stream"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - TESTED_ELSEWHERE - {"bench", "demo", "stream"}))
 def test_arguments(command, onea, base, tmp_path):
     for value in PATHS:
         refused_or_done(onea, tmp_path, command, value, *base[command][1:])

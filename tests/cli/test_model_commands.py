@@ -25,7 +25,7 @@ FAST = ["--epochs", "2", "--threads", "1", "--precision", "fp32"]
 
 @pytest.fixture(scope="module")
 def days(tiny_images, tmp_path_factory) -> Path:
-    """Two mornings of photos: three classes, then one."""
+    """Photos of two days: three classes, then one."""
     root = tmp_path_factory.mktemp("days")
     for day, names in (("monday", ("class00", "class01", "class02")), ("tuesday", ("class03",))):
         for name in names:
@@ -36,7 +36,7 @@ def days(tiny_images, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def shop(onea, tiny_vit, days):
-    """A copy of a model with Monday's classes, which is taught once."""
+    """A copy of a model with Monday's classes; the original is taught only once."""
     taught = days / "shop.onea"
     if not taught.exists():
         code, _, err = onea("teach", str(taught), str(days / "monday"), "--backbone", tiny_vit, *FAST)
@@ -83,7 +83,7 @@ def test_invalid_tags_of_a_photo_cause_no_warning(onea, shop, recwarn):
     cut_short = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\x0f\x01\x02\0\xff\0"
     Image.new("RGB", (40, 30)).save("photo.jpg", exif=cut_short)
     assert onea("predict", "shop.onea", "photo.jpg")[0] == 0
-    assert [str(one.message) for one in recwarn if "PIL" in one.filename] == []
+    assert [str(item.message) for item in recwarn if "PIL" in item.filename] == []
 
 
 def test_predict_with_another_unknown_rate(onea, shop, tiny_images):
@@ -110,16 +110,16 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
 
 def test_evaluate_lists_the_misclassified_photos(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class01", "photos/class00")  # under another name
-    told = json.loads(onea("evaluate", "shop.onea", "photos", "--json")[1])
-    wrong = told["mistakes"]
-    assert len(wrong) == sum(one["images"] for one in told["confusions"]) > 0
-    assert {one["class"] for one in wrong} == {"class00"}
-    assert sorted((one["probability"] for one in wrong), reverse=True) == [one["probability"] for one in wrong]
+    result = json.loads(onea("evaluate", "shop.onea", "photos", "--json")[1])
+    wrong = result["mistakes"]
+    assert len(wrong) == sum(item["images"] for item in result["confusions"]) > 0
+    assert {item["class"] for item in wrong} == {"class00"}
+    assert sorted((item["probability"] for item in wrong), reverse=True) == [item["probability"] for item in wrong]
     code, out, _ = onea("evaluate", "shop.onea", "photos", "--wrong")
     assert code == 0
     lines = [line for line in out.splitlines() if ": predicted " in line]
-    assert [line.partition(":")[0] for line in lines] == [one["image"] for one in wrong]
-    assert all(Path(one["image"]).is_file() for one in wrong)
+    assert [line.partition(":")[0] for line in lines] == [item["image"] for item in wrong]
+    assert all(Path(item["image"]).is_file() for item in wrong)
 
 
 @pytest.fixture
@@ -139,20 +139,20 @@ def shares(out: str) -> dict[str, str]:
 def test_evaluate_measures_how_well_unknown_photos_are_detected(onea, shop, days, strange, tiny_images):
     code, out, err = onea("evaluate", "shop.onea", str(days / "monday"), "--unknown", strange, "-o", "seen.png")
     assert code == 0, err
-    found = shares(out)
+    measures = shares(out)
     assert "18 known images and 6 unknown" in out
-    assert list(found) == [
+    assert list(measures) == [
         "AUROC",
         "FPR95",
         "OSCR",
         "unknown images predicted unknown",
         "known images predicted unknown",
     ]
-    assert all(0 <= float(share) <= 100 for share in found.values())
-    assert f"{found['known images predicted unknown']} % unknown of 18 images" in out
+    assert all(0 <= float(share) <= 100 for share in measures.values())
+    assert f"{measures['known images predicted unknown']} % unknown of 18 images" in out
     answers = onea("predict", "shop.onea", strange, "--json")[1].splitlines()
     caught = sum(json.loads(line)["verdict"] == "unknown" for line in answers) / 6
-    assert found["unknown images predicted unknown"] == f"{100 * caught:.1f}"
+    assert measures["unknown images predicted unknown"] == f"{100 * caught:.1f}"
     assert out.endswith("seen.png\nseen-unknown.png\n")
     assert Image.open("seen-unknown.png").width > 500
 
@@ -161,9 +161,9 @@ def test_unknown_photos_for_a_model_without_a_threshold(onea, tiny_vit, days, st
     assert onea("teach", "sure.onea", str(days / "monday"), "--backbone", tiny_vit, "--unknown", "0", *FAST)[0] == 0
     code, out, err = onea("evaluate", "sure.onea", str(days / "monday"), "--unknown", strange)
     assert code == 0, err
-    found = shares(out)
-    assert found["unknown images predicted unknown"] == found["known images predicted unknown"] == "no threshold"
-    assert 0 <= float(found["AUROC"]) <= 100
+    measures = shares(out)
+    assert measures["unknown images predicted unknown"] == measures["known images predicted unknown"] == "no threshold"
+    assert 0 <= float(measures["AUROC"]) <= 100
     assert Path("confusion-unknown.png").is_file()
 
 
@@ -243,7 +243,7 @@ def good(folder: Path, count: int = 2) -> None:
 
 
 def spoil(kind: str, root: Path) -> str:
-    """Make a folder that cannot be taught; returns what the sentence must say."""
+    """Make a folder that cannot be taught; returns what the message must match."""
     good(root / "fine")
     bad = root / "bad"
     if kind == "not an image":
@@ -303,7 +303,7 @@ def test_bad_photos_get_one_sentence_and_change_nothing(onea, shop, kind):
 
 
 def test_photos_of_many_pixels_are_refused_unless_allowed(onea, shop, tmp_path):
-    """A small file can claim gigabytes."""
+    """A small file can declare a huge image."""
     Image.new("RGB", (1_500, 1_000)).save(tmp_path / "wide.webp", lossless=True)
     code, _, err = onea("predict", "shop.onea", str(tmp_path / "wide.webp"), "--max-megapixels", "1", "--threads", "1")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -364,7 +364,7 @@ def test_invalid_class_names_are_refused(onea, shop, name):
 
 
 def test_teach_a_background(onea, shop, days, tiny_images):
-    """Photos of nothing lie anywhere below a folder, and are no class."""
+    """Background photos may be anywhere below a folder, and do not become a class."""
     strangers = Path("strangers/shelf/left")
     strangers.parent.mkdir(parents=True)
     strangers.symlink_to(tiny_images / "train/class05")
@@ -373,15 +373,15 @@ def test_teach_a_background(onea, shop, days, tiny_images):
     assert "learned 6 background images in" in out
     assert "now has 3 classes (version 2)" in out
     assert "background: strangers" in onea("history", "shop.onea")[1]
-    asked = str(next((tiny_images / "test/class00").iterdir()))
-    assert json.loads(onea("predict", "shop.onea", asked, "--json")[1])["version"] == 2
+    photo = str(next((tiny_images / "test/class00").iterdir()))
+    assert json.loads(onea("predict", "shop.onea", photo, "--json")[1])["version"] == 2
     code, out, _ = onea("undo", "shop.onea")
     assert code == 0
     assert "background: strangers" in out
 
 
 def clear_photos(model: str, taught: Path, folder: Path) -> None:
-    """A folder of photos that were taught and that the model clearly knows again."""
+    """A folder of photos that were taught and that the model clearly recognises."""
     from onea.model.estimator import load
     from onea.model.learning.background import clearly_known
 
@@ -405,7 +405,7 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
         (["teach", "shop.onea"], "or --background and a folder"),
         (["teach", "shop.onea", "photos", "--background", "photos"], "or --background and a folder"),
@@ -466,15 +466,15 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
         (["export", "shop.onea", "--to", "torch", "--precision", "int8"], "Only an ONNX file can be int8"),
     ],
 )
-def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
+def test_a_mistake_gets_one_sentence(onea, shop, arguments, message):
     good(Path("photos/fine"))
     good(Path("cased/Class00"))
     good(Path("cased/class01"))
     before = snapshot(shop)
-    code, _, err = onea(*words)
+    code, _, err = onea(*arguments)
     assert code == 2
-    assert sentence in err
-    assert "labels" not in err, "which only a call in Python can give"
+    assert message in err
+    assert "labels" not in err, "which only Python code can pass"
     assert err.count("\n") == 1
     assert snapshot(shop) == before
     assert not Path("nowhere.onea").exists()
@@ -528,7 +528,7 @@ HOSTILE = ("\x1b[2J\x1b]0;owned\x07", "[red]x[/red]", "right\u202eleft", "\x9b31
 
 @pytest.fixture
 def foreign(shop) -> Path:
-    """A model whose class names no onea would have taken."""
+    """A model with class names that onea refuses to learn."""
     file = shop / "states/000001/state.json"
     state = json.loads(file.read_text())
     state["classes"] = list(HOSTILE[:3])
@@ -540,9 +540,9 @@ def foreign(shop) -> Path:
 
 
 def test_names_of_an_untrusted_model_are_escaped(onea, foreign, tiny_images):
-    """Whatever a class is called, the terminal shows it and does nothing else."""
+    """The terminal shows the names without interpreting them."""
     images = str(tiny_images / "test")
-    said = []
+    outputs = []
     for words in (
         ["history", "shop.onea"],
         ["predict", "shop.onea", images],
@@ -556,11 +556,11 @@ def test_names_of_an_untrusted_model_are_escaped(onea, foreign, tiny_images):
     ):
         _, out, err = onea(*words)
         assert (out + err).replace("\n", "").isprintable(), words
-        said.append(out + err)
-    for text in said[:4]:
+        outputs.append(out + err)
+    for text in outputs[:4]:
         assert "\\u001b[2J" in text
-    assert all("[red]x[/red]" in text for text in (*said[:5], said[6], said[7]))
-    assert json.loads(said[2].splitlines()[0])["top"][0]["class"] in HOSTILE
+    assert all("[red]x[/red]" in text for text in (*outputs[:5], outputs[6], outputs[7]))
+    assert json.loads(outputs[2].splitlines()[0])["top"][0]["class"] in HOSTILE
     assert (foreign / "README.md").read_text("utf-8").replace("\n", "").isprintable()
 
 
@@ -607,5 +607,5 @@ def test_repeated_photos_are_reported(onea, tiny_vit, tiny_images):
     assert "repeated photos, counted once: 6 of 10" in out
     assert "photos with two class names: 1 (1.png: 'class00' and 'class01'); undo if one is wrong" in out
     assert "files ignored (not images, or outside the class folders): 2 (notes.txt, notes.txt)" in out
-    told = json.loads(onea("evaluate", "all.onea", "more", "--json")[1])
-    assert (told["taught_images"], len(told["ignored_files"])) == (10, 2), "a program is told as well as a person"
+    result = json.loads(onea("evaluate", "all.onea", "more", "--json")[1])
+    assert (result["taught_images"], len(result["ignored_files"])) == (10, 2), "JSON reports them as well"

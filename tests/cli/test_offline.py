@@ -178,15 +178,15 @@ def test_onnx_runtime_is_imported_in_one_place(folder):
     places = [file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".ipynb")]
     for file in places:
         text = file.read_text(encoding="utf-8")
-        found = [line for line in text.splitlines() if imports.search(line)]
+        lines = [line for line in text.splitlines() if imports.search(line)]
         if file.name == "onnx.py":
-            assert found == [
+            assert lines == [
                 '    import_extra("onnxruntime", "export").disable_telemetry_events()  # for who imported it before'
             ]
         elif file.name == "models.md":
-            assert found == ["import onnxruntime"]
+            assert lines == ["import onnxruntime"]
             assert re.search(
                 r'^os\.environ\["ORT_DISABLE_TELEMETRY"\] = "1".*\nimport onnxruntime$', file.read_text(), re.M
             )
         elif file != Path(__file__):
-            assert not found, file
+            assert not lines, file

@@ -27,15 +27,15 @@ def test_every_command_is_shown_before_it_runs(onea, monkeypatch, tiny_vit):
     shown = re.findall(r"^\$ (?:onea )?(\S+)", out, re.M)
     commands = ["cd", "teach", "predict", "teach", "predict", "evaluate", "undo", "history", "serve"]
     assert shown[: len(commands)] == commands
-    told = out.split("\n$ ")
-    assert "now has 8 classes (version 1)" in told[2]
-    assert all(f"new/{name}.png" in told[3] for name in ("cloud", "heart", "yin-yang"))
-    assert "now has 9 classes (version 2)" in told[4]
-    shares = re.search(r"([\d.]+) % correct, ([\d.]+) % wrong, ([\d.]+) % unknown of \d+ images", told[6])
+    outputs = out.split("\n$ ")
+    assert "now has 8 classes (version 1)" in outputs[2]
+    assert all(f"new/{name}.png" in outputs[3] for name in ("cloud", "heart", "yin-yang"))
+    assert "now has 9 classes (version 2)" in outputs[4]
+    shares = re.search(r"([\d.]+) % correct, ([\d.]+) % wrong, ([\d.]+) % unknown of \d+ images", outputs[6])
     assert shares
     assert sum(round(10 * float(share)) for share in shares.groups()) == 1000
-    assert "at version 1 again, with 8 classes" in told[7]
-    assert re.search(r"tour\.onea \(version 1, 8 classes\) at http://127\.0\.0\.1:\d+", told[9])
+    assert "at version 1 again, with 8 classes" in outputs[7]
+    assert re.search(r"tour\.onea \(version 1, 8 classes\) at http://127\.0\.0\.1:\d+", outputs[9])
     assert json.loads(onea("info", "here/tour.onea", "--json")[1])["classes"] == 8
     code, _, err = onea("tour", "--out", "here")
     assert code == 2

@@ -17,7 +17,7 @@ PATIENCE = 120.0  # seconds, as `wait_for` has; httpx gives up after 5
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[float]:
-    """The default of httpx, which all its functions and clients share; whoever gives a timeout has that one."""
+    """The default of httpx, which all its functions and clients share; an explicit timeout takes precedence."""
     httpx = pytest.importorskip("httpx")
     default = inspect.signature(httpx.get).parameters["timeout"].default
     with pytest.MonkeyPatch.context() as patch:
@@ -47,11 +47,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, shop: Path) -> Iterator[Callable[..., Any]]:
-    """Open the page of a live service at some width; afterwards the browser must have reported no error."""
+    """Open the page of a live service at a given width; the browser must not report any error."""
     from support.serving import live, service_of
 
     complaints: list[str] = []
-    asked: set[str] = set()
+    hosts: set[str] = set()
     pages = []
     with live(service_of(shop)) as address:
 
@@ -60,7 +60,7 @@ def open_page(browser: Any, shop: Path) -> Iterator[Callable[..., Any]]:
             page.set_default_timeout(60_000)
             page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
             page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on("request", lambda request: asked.add(request.url.split("/", 3)[2]))
+            page.on("request", lambda request: hosts.add(request.url.split("/", 3)[2]))
             page.goto(address)
             page.get_by_text("4 classes · version").wait_for()
             pages.append(page)
@@ -69,6 +69,6 @@ def open_page(browser: Any, shop: Path) -> Iterator[Callable[..., Any]]:
         yield opened
         for page in pages:
             page.close()
-    assert asked == {address.removeprefix("http://")}, "nothing comes from elsewhere"
+    assert hosts == {address.removeprefix("http://")}, "nothing is loaded from other hosts"
     refusals = [text for text in complaints if "the server responded with a status of 4" in text]
     assert complaints == refusals

@@ -218,10 +218,10 @@ def test_accuracies_name_the_version_that_was_measured(open_page, shop):
     figures = of_all | {"held_out": 9, "cross_validated_accuracy": None}
 
     def with_figures(route):
-        told = route.fetch().json()
-        (learned,) = told["updates"]
+        history = route.fetch().json()
+        (learned,) = history["updates"]
         gone = {"version": 2, "kind": "forget", "classes": ["class00"], "known": 3, "date": learned["date"]}
-        route.fulfill(json=told | {"updates": [learned | figures, gone]})
+        route.fulfill(json=history | {"updates": [learned | figures, gone]})
 
     page.route("**/history", with_figures)
     page.reload()

@@ -97,7 +97,7 @@ def is_right(prediction, expected) -> bool:
 
 def test_the_unknown_rate_of_the_service_applies_to_every_version(shop, tiny_images):
     onea.load(shop).rename("class00", "zero").save(shop)
-    plain, strict = (Service(shop, Settings(), {"threads": 1, **given}) for given in ({}, {"unknown": 0.5}))
+    plain, strict = (Service(shop, Settings(), {"threads": 1, **machine}) for machine in ({}, {"unknown": 0.5}))
     assert strict.current.snapshot.threshold > plain.current.snapshot.threshold
     strict.undo()
     assert strict.current.state.version == 1
@@ -175,9 +175,9 @@ def test_a_training_job_that_takes_longer_than_the_grace_is_abandoned(slow_shop,
         assert response.status_code == 202
         with client.stream("GET", f"{response.headers['location']}/events") as stream:
             server.send_signal(signal.SIGTERM)
-            told = stream.read().decode()
-        assert "event: end" in told
-        assert "the model is unchanged" in told
+            text = stream.read().decode()
+        assert "event: end" in text
+        assert "the model is unchanged" in text
         assert server.wait(60) == 0
         assert server.stderr.read() == ""
     assert folder_hash(slow_shop) == before

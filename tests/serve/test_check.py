@@ -16,25 +16,25 @@ IMAGE = {"Content-Type": "image/png"}
 
 
 class Computations:
-    """Counts the checks that are computed, and holds each until it is let go."""
+    """Counts the computations of checks, and blocks each until ``go_on`` is set."""
 
     def __init__(self, monkeypatch):
         self.begun, self.go_on = 0, threading.Event()
         made = CheckResponse.of.__func__
 
-        def of(cls, found):
+        def of(cls, check):
             self.begun += 1
             assert self.go_on.wait(60)
-            return made(cls, found)
+            return made(cls, check)
 
         monkeypatch.setattr(CheckResponse, "of", classmethod(of))
 
 
 @pytest.fixture
 def computations(monkeypatch):
-    found = Computations(monkeypatch)
-    yield found
-    found.go_on.set()
+    computations = Computations(monkeypatch)
+    yield computations
+    computations.go_on.set()
 
 
 def test_predictions_are_answered_while_a_check_is_computed(shop, computations):
@@ -49,16 +49,16 @@ def test_predictions_are_answered_while_a_check_is_computed(shop, computations):
 
 def test_a_version_is_checked_once(shop, computations):
     with live(service_of(shop)) as address, ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(httpx.get, f"{address}/check", timeout=60) for _ in range(12)]
+        requests = [pool.submit(httpx.get, f"{address}/check", timeout=60) for _ in range(12)]
         wait_for(lambda: computations.begun)
         computations.go_on.set()
-        answers = [one.result().json() for one in asked]
+        answers = [item.result().json() for item in requests]
         assert computations.begun == 1
         assert answers == 12 * [httpx.get(f"{address}/check").json()]
         assert computations.begun == 1
         assert httpx.post(f"{address}/forget?class=class03", headers=TEACHER).status_code == 200
-        found = httpx.get(f"{address}/check").json()
-        assert (found["version"], len(found["classes"]), computations.begun) == (2, 3, 2)
+        check = httpx.get(f"{address}/check").json()
+        assert (check["version"], len(check["classes"]), computations.begun) == (2, 3, 2)
 
 
 def test_a_client_that_leaves_does_not_end_the_check_of_others(shop, computations):

@@ -125,12 +125,12 @@ def run_jobs(limits, requests, threads=2):
 
     async def all_of_them():
         made = DecoderPool(limits, threads)
-        asked = [
+        tasks = [
             made.run(client, [DecodingJob(lambda c=client, p=p: work(c, p), p) for p in images], limits.waiting_pixels)
             for client, images in requests
         ]
         try:
-            return await asyncio.gather(*asked, return_exceptions=True)
+            return await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             made.close()
 
@@ -145,14 +145,14 @@ images = st.lists(st.integers(0, 100), min_size=1, max_size=5)
 def test_every_request_gets_its_results_within_the_limits(requests, threads):
     limits = Limits(pixels=100)
     results, seen = run_jobs(limits, requests, threads)
-    for (_, asked), got in zip(requests, results, strict=True):
-        assert got == asked or (isinstance(got, Problem) and got.status == 503)
+    for (_, pixels), result in zip(requests, results, strict=True):
+        assert result == pixels or (isinstance(result, Problem) and result.status == 503)
     for _, _, in_work in seen:
         assert len(in_work) <= threads
         assert len(in_work) == 1 or sum(in_work) <= limits.decoded_pixels
         assert sum(pixels > limits.large_pixels for pixels in in_work) < threads
-    if sum(sum(asked) for _, asked in requests) <= limits.waiting_pixels:
-        assert not any(isinstance(got, Problem) for got in results)
+    if sum(sum(pixels) for _, pixels in requests) <= limits.waiting_pixels:
+        assert not any(isinstance(result, Problem) for result in results)
 
 
 def test_the_smallest_request_of_a_client_comes_first_and_clients_take_turns():
@@ -292,10 +292,10 @@ def test_the_slowest_upload_is_ended_for_a_new_one(shop):
 def test_a_connection_without_a_request_is_closed(shop, sent):
     with live(service_of(shop, limits=Limits(head_seconds=0.5))) as address, connect(address) as connection:
         connection.sendall(sent)
-        told = b""
+        received = b""
         while piece := connection.recv(4_000):
-            told += piece
-        assert told.startswith(b"HTTP/1.1 200") == sent.startswith(b"GET /healthz")
+            received += piece
+        assert received.startswith(b"HTTP/1.1 200") == sent.startswith(b"GET /healthz")
 
 
 def test_an_endless_head(shop):
@@ -407,7 +407,7 @@ def drip(connections: list[socket.socket], stop: threading.Event) -> None:
 
 @pytest.mark.slow
 def test_under_64_hostile_images_and_128_slow_uploads_another_client_is_answered_within_two_seconds(shop):
-    """A machine under other load has as much more time as it needs more without any attack."""
+    """The time limit grows with the time that a busy machine needs without an attack."""
     refused, heavy = hostile()
     stop = threading.Event()
     with ThreadPoolExecutor(20) as pool, process(shop) as (server, address), ExitStack() as stack:
@@ -433,7 +433,7 @@ def test_under_64_hostile_images_and_128_slow_uploads_another_client_is_answered
         seconds = others(address, 40)
         stop.set()
         server.kill()
-        told = [status for attack in attacks for status in attack.result()]
-    print(f"quiet: at most {max(quiet):.2f} s; attacked: at most {max(seconds):.2f} s; the attack got {set(told)}")
-    assert {422} <= set(told)
+        statuses = [status for attack in attacks for status in attack.result()]
+    print(f"quiet: at most {max(quiet):.2f} s; attacked: at most {max(seconds):.2f} s; the attack got {set(statuses)}")
+    assert {422} <= set(statuses)
     assert max(seconds) < max(2.0, 20 * max(quiet))

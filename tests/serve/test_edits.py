@@ -99,12 +99,12 @@ def test_unreadable_images_can_be_skipped(client, tiny_images):
     sent = form([good[0], b"broken", good[1]])
     refused = client.post("/predict", files=sent)
     assert refused.status_code == 422
-    found = client.post("/predict?on_bad=skip", files=sent).json()
+    response = client.post("/predict?on_bad=skip", files=sent).json()
     alone = client.post("/predict", files=form(good[:2])).json()
-    assert [answer["image"] for answer in found["answers"]] == ["0.png", "2.png"]
-    assert [answer["top"] for answer in found["answers"]] == [answer["top"] for answer in alone["answers"]]
-    assert [(one["index"], one["image"]) for one in found["skipped"]] == [(1, "1.png")]
-    assert "not an image" in found["skipped"][0]["detail"]
+    assert [answer["image"] for answer in response["answers"]] == ["0.png", "2.png"]
+    assert [answer["top"] for answer in response["answers"]] == [answer["top"] for answer in alone["answers"]]
+    assert [(item["index"], item["image"]) for item in response["skipped"]] == [(1, "1.png")]
+    assert "not an image" in response["skipped"][0]["detail"]
     assert alone["skipped"] == []
     nothing = client.post("/predict?on_bad=skip", files=form([b"broken"]))
     assert nothing.status_code == 422
@@ -170,16 +170,16 @@ def test_background_images_are_learned_as_in_python(client, shop, tmp_path):
     for file, content in zip(files, contents, strict=False):
         file.write_bytes(content)
     wanted = other.learn_background(files).snapshot().state
-    found = onea.load(shop).snapshot().state
-    assert found.background.equal(wanted.background)
-    assert found.held_out_signals.equal(wanted.held_out_signals)
+    state = onea.load(shop).snapshot().state
+    assert state.background.equal(wanted.background)
+    assert state.held_out_signals.equal(wanted.held_out_signals)
     assert client.post("/undo", headers=TEACHER).json()["version"] == 1
 
 
 def test_a_job_that_fails_at_once_has_a_report(client, tiny_images, monkeypatch):
     class Unwatched(TrainingJob):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *args):
+            super().__init__(*args)
             self.settled = SimpleNamespace(set=lambda: None, wait=self.ended.wait)
 
     monkeypatch.setattr("onea.serve.service.TrainingJob", Unwatched)

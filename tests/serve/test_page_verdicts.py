@@ -26,7 +26,7 @@ def show(page, name, ranked, none):
 
 
 def percents(answer):
-    """The probabilities that an answer shows, in tenths of a percent; less than one of them is none."""
+    """The probabilities that an answer shows, in tenths of a percent; ``< 0.1 %`` counts as 0."""
     texts = answer.locator(".likely b").all_inner_texts()
     return [0 if text.startswith("<") else round(10 * float(text.removesuffix(" %"))) for text in texts]
 
@@ -36,8 +36,8 @@ def test_verdicts_and_probabilities_are_consistent(open_page, tiny_images, tmp_p
     contents = [*photos(tiny_images, 0, "test"), *photos(tiny_images, 5, "test"), checkerboard()]
     page.locator("#predict-files").set_input_files(saved(tmp_path / "ask", contents))
     page.locator("#answers > li").nth(6).wait_for()
-    found = httpx.post(f"{page.url}predict?top=3", files=form(contents)).json()["answers"]
-    for shown, answer in zip(page.locator("#answers > li").all(), found, strict=True):
+    answers = httpx.post(f"{page.url}predict?top=3", files=form(contents)).json()["answers"]
+    for shown, answer in zip(page.locator("#answers > li").all(), answers, strict=True):
         assert sum(percents(shown)) == 1000
         verdict = shown.locator(".verdict").inner_text()
         best = shown.locator(".likely > li").first.inner_text()
@@ -69,7 +69,7 @@ def test_each_verdict_comes_first_and_its_bars_add_up(open_page):
     assert either.locator(".verdict").inner_text() == "Unsure: lemon or none of the classes or plum"
     for answer in (sure, unknown, unsure, either):
         assert sum(percents(answer)) == 1000
-        widths = answer.locator(".fill").evaluate_all("(fills) => fills.map((one) => parseFloat(one.style.width))")
+        widths = answer.locator(".fill").evaluate_all("(fills) => fills.map((fill) => parseFloat(fill.style.width))")
         assert sum(widths) == pytest.approx(100)
         above, below = answer.locator(".verdict").bounding_box(), answer.locator(".likely").bounding_box()
         assert above["y"] + above["height"] <= below["y"]

@@ -110,7 +110,7 @@ def refused(client, shop):
     ],
 )
 def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_read(shop, version, lines):
-    """A proxy that goes by the other length would take the answer to the second request for somebody else's."""
+    """A proxy that uses the other length would send the second response to another client."""
     sent = "\r\n".join([f"POST /predict HTTP/{version}", "Host: localhost", "Content-Type: image/png", *lines, "", ""])
     smuggled = "0\r\n\r\nGET /classes HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with live(service_of(shop)) as address, connect(address) as opened:
@@ -214,7 +214,7 @@ def test_a_client_that_sends_too_much_gets_a_response(shop):
 
 @contextmanager
 def half_sent(address):
-    """A connection on which a request has begun, and no other was under way."""
+    """A connection with a half-sent request, and no other request in progress."""
     with connect(address) as connection:
         connection.sendall(head(99) + b"x")
         yield connection
@@ -238,7 +238,7 @@ OTHERS = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.
 
 @pytest.mark.parametrize("host", [*OTHERS, "192.0.2.7", "[2001:db8::7]:8000"])
 def test_other_host_names_are_refused(client, refused, host):
-    """A browser was made to take this machine for one of that name, so it would let that page read the answers."""
+    """DNS rebinding: a browser resolves that name to this machine and lets a page read the responses."""
     for path in ("/", "/history", "/classes", "/healthz", "/metrics", "/static/app.js", "/nothing"):
         refused(client.get(path, headers={"Host": host}), 421, "This host name is not allowed")
     refused(

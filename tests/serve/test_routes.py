@@ -86,12 +86,12 @@ def test_top_is_at_most_the_known_classes(client, tiny_images):
 
 
 def test_check_equals_the_check_of_the_model(client):
-    found = client.get("/check").json()
-    assert found["version"] == 1
-    assert {(one["name"], one["images"], one["advice"]) for one in found["classes"]} == {
+    check = client.get("/check").json()
+    assert check["version"] == 1
+    assert {(item["name"], item["images"], item["advice"]) for item in check["classes"]} == {
         (f"class{k:02d}", 6, "few photos") for k in range(4)
     }
-    assert all(0 < pair["overlap"] <= 0.5 for pair in found["pairs"])
+    assert all(0 < pair["overlap"] <= 0.5 for pair in check["pairs"])
 
 
 def test_classes_history_and_health(client):

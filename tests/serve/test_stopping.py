@@ -49,11 +49,11 @@ def test_a_training_job_that_never_stops_does_not_keep_the_process_alive(shop, t
 def test_a_thread_that_never_ends_does_not_keep_the_process_alive(shop):
     """Python waits for threads of pools before it exits."""
     with process(shop, "--grace", "0.5", first=ENDLESS_CHECK) as (server, address), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.get, f"{address}/check", timeout=PATIENCE)
+        response = pool.submit(httpx.get, f"{address}/check", timeout=PATIENCE)
         assert "checking\n" in server.stdout
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE) == 0
-        assert asked.exception() or asked.result().status_code >= 500
+        assert response.exception() or response.result().status_code >= 500
 
 
 def _refuses(address: str) -> bool:
@@ -69,9 +69,9 @@ def test_an_abandoned_job_writes_nothing_even_if_it_finishes_later(shop, tiny_im
     go_on, learn, before = threading.Event(), module.learn, folder_hash(shop)
 
     @functools.wraps(learn)
-    def late(*given, progress, **options):
+    def late(*args, progress, **options):
         assert go_on.wait(60)
-        return learn(*given, **options)
+        return learn(*args, **options)
 
     monkeypatch.setattr(module, "learn", late)
     with client_of(shop) as client:
