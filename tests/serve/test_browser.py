@@ -148,7 +148,7 @@ def test_a_zip_is_taught(open_page, tiny_images, tmp_path):
 
 
 def drop(page, selector, *files):
-    """Files and folders from outside the browser, let go over an element, as a person does it."""
+    """Drop files and folders from outside the browser on an element, as a user does."""
     zone = page.locator(selector)
     zone.scroll_into_view_if_needed()
     box = zone.bounding_box()

@@ -32,7 +32,7 @@ from onea.serve.settings import Settings
 
 @pytest.mark.parametrize(("clients", "seconds"), [(4, 0), pytest.param(50, 120, marks=pytest.mark.slow)])
 def test_no_answer_comes_from_half_a_version(shop, tiny_images, clients, seconds, tried):
-    """Clients ask without a pause while versions come and go; each answer must be the one of the version it names."""
+    """Clients predict continuously while versions change; each answer must be that of the version it names."""
     service = service_of(shop)
     contents = [photos(tiny_images, label, "test")[0] for label in range(6)]
     seen, refused, versions, stop = [], [], {1: service.current.snapshot}, threading.Event()
@@ -63,7 +63,7 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images, clients, seconds
                 undone = [teacher.post("/undo", headers=TEACHER).json()["version"] for _ in range(2)]
                 assert undone == [report["version"] - 1, 1]
             before = len(seen)
-            wait_for(lambda: len(seen) > before + clients)  # so many may have been under way
+            wait_for(lambda: len(seen) > before + clients)  # that many may have been in progress
         finally:
             stop.set()
         for future in asking:
@@ -84,7 +84,7 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images, clients, seconds
 
 
 def is_right(prediction, expected) -> bool:
-    """Whether all answers of a prediction are what the version that it names answers."""
+    """Whether all answers of a response equal those of the version that it names."""
     return all(
         answer["version"] == prediction["version"]
         and answer["class"] == right.label
@@ -121,7 +121,7 @@ def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_im
 def test_concurrent_requests_share_a_forward_pass(shop, tiny_images):
     service = service_of(
         shop, batch_wait=600, batch_size=16
-    )  # as many as ask at once, so that nobody waits for the time
+    )  # as many as the concurrent requests, so that none waits for the batch
     content = photos(tiny_images, 0)[0]
     with live(service) as address, ThreadPoolExecutor(16) as pool:
         ask = lambda _: httpx.post(f"{address}/predict", content=content, headers={"Content-Type": "image/png"})  # noqa: E731

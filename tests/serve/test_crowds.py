@@ -34,11 +34,11 @@ from onea.serve.workers import DecoderPool, DecodingJob
 
 IMAGE = {"Content-Type": "image/png"}
 LARGE = png(100, 100)
-LIMITS = Limits(pixels=10_000)  # so that LARGE is as large as an image may be, and png() is small
+LIMITS = Limits(pixels=10_000)  # LARGE is of the maximum size, png() is small
 
 
 class Gate:
-    """Holds what decodes a large image until it is opened."""
+    """Blocks the decoding of large images until it is opened."""
 
     def __init__(self, monkeypatch):
         self.opened, self.held = threading.Event(), []
@@ -66,7 +66,7 @@ def ask(address, content=None, **options):
 
 
 def test_the_default_timeout_of_clients(patience):
-    """A loaded machine may take longer than httpx waits by itself; httpx has no setting for it."""
+    """A loaded machine may take longer than the default timeout of httpx, which has no global setting."""
     made = inspect.signature(httpx.post).parameters["timeout"].default
     assert httpx.Client().timeout == made == httpx.Timeout(patience)
     assert httpx.Client(timeout=20).timeout == httpx.Timeout(20)
@@ -111,7 +111,7 @@ def test_the_pixels_of_a_request_are_limited(shop, gate):
 
 
 def run_jobs(limits, requests, threads=2):
-    """Let requests (client and the pixels of each image) wait at the same time; what was in work at each beginning."""
+    """Run concurrent requests (client, pixels of each image); record the running jobs whenever one starts."""
     seen, lock, in_work = [], threading.Lock(), []
 
     def work(client, pixels):
@@ -157,7 +157,7 @@ def test_every_request_gets_its_results_within_the_limits(requests, threads):
 
 def test_the_smallest_request_of_a_client_comes_first_and_clients_take_turns():
     requests = [("a", [90] * 3), ("a", [80] * 2), ("a", [70]), ("b", [95] * 2)]
-    _, seen = run_jobs(Limits(pixels=100), requests, threads=2)  # one thread for large images, which all of them are
+    _, seen = run_jobs(Limits(pixels=100), requests, threads=2)  # one thread for large images, and all are large
     assert [(client, pixels) for client, pixels, _ in seen] == [
         ("a", 90), ("b", 95), ("a", 70), ("b", 95), ("a", 80), ("a", 80), ("a", 90), ("a", 90),
     ]  # fmt: skip
@@ -194,14 +194,14 @@ def encoded(kind: str, side: int = 48, **options: object) -> bytes:
 
 
 def scanned_again(times: int) -> bytes:
-    """A progressive JPEG with its last scan so often; every time all pixels are gone through."""
+    """A progressive JPEG with many copies of its last scan; each makes the decoder process all pixels."""
     content = encoded("JPEG", progressive=True)
     last = content.rindex(b"\xff\xda")
     return content[:last] + content[last:-2] * times + content[-2:]
 
 
 def padded(kind: str, count: int) -> bytes:
-    """An image with so many pieces of nothing before its pixels."""
+    """An image with many empty chunks before its pixels."""
     content = encoded(kind)
     if kind == "JPEG":
         return content[:2] + b"\xff" * count + content[2:]
@@ -240,7 +240,7 @@ def test_slow_uploads_do_not_block_other_clients(shop):
 
 
 def test_an_upload_below_the_minimum_rate_is_ended(shop):
-    """Each byte comes long before a pause would end the request; but 5 bytes a second are too few."""
+    """Each byte arrives well within the allowed pause, but 5 bytes per second are too slow."""
     with live(service_of(shop, limits=Limits(pause_seconds=2))) as address, connect(address) as connection:
         connection.sendall(head(1_000))
         connection.settimeout(0.2)
@@ -326,12 +326,12 @@ def test_too_many_connections_close_the_oldest_idle_one(shop):
         for connection in idle[:4]:
             assert connection.recv(10) == b""
         busy.settimeout(0.2)
-        with pytest.raises(TimeoutError):  # it is still there
+        with pytest.raises(TimeoutError):  # the connection is still open
             busy.recv(10)
 
 
 def test_requests_that_are_too_large_do_not_fill_the_connections(shop):
-    """Such a client may send on for a moment, to hear why; but not all of them at the same time."""
+    """A refused client may continue to send for a moment, to read the response; but not all clients at once."""
     limits = Limits(connections=6, requests=2)
     with live(service_of(shop, limits=limits)) as address, ExitStack() as stack:
         for _ in range(8):
@@ -372,7 +372,7 @@ def test_one_client_cannot_take_all_places(shop, gate):
         assert client.get("/classes").status_code == 200
 
 
-# all of it
+# everything at once
 
 
 def hostile() -> list[bytes]:
@@ -385,7 +385,7 @@ def hostile() -> list[bytes]:
 
 
 def others(address: str, times: int) -> list[float]:
-    """The seconds in which another client is answered, with a prediction and whether it serves."""
+    """Seconds until another client has a prediction and a health check."""
     seconds = []
     for _ in range(times):
         for request in (ask, lambda place: httpx.get(f"{place}/healthz", timeout=20)):

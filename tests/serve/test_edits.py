@@ -136,7 +136,7 @@ def test_repeated_images_are_reported(client, tiny_images):
 
 
 def test_a_model_taught_class_by_class_comes_with_advice(tiny_vit, tiny_images, tmp_path):
-    """A page is where people teach one class at a time."""
+    """On the page, users often teach one class at a time."""
     files = sorted((tiny_images / "train/class00").iterdir())
     path = tiny_model(tiny_vit).learn(files, ["plum"] * 6).save(tmp_path / "shop.onea")
     with client_of(path) as client:

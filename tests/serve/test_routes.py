@@ -221,7 +221,7 @@ def test_updates_of_another_process_are_loaded(shop, tiny_images, tmp_path):
 
 @pytest.fixture
 def replaced(shop, tiny_images, tiny_vit, tmp_path):
-    """Put another model in place of the one that is served: of the same version, parameters and number of versions."""
+    """Replace the served model by another with the same version, parameters and number of versions."""
 
     def replace():
         other = onea.OneA(backbone=tiny_vit, epochs=2, rank=4, batch_size=8, precision="fp32", threads=1)
@@ -342,7 +342,7 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
 )
 def test_mistakes_on_the_command_line_get_a_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with Path("endless").open("wb") as endless:  # as /dev/zero is, but it takes no memory to read it whole
+    with Path("endless").open("wb") as endless:  # like /dev/zero, but reading all of it needs little memory
         endless.truncate(10_000_000)
     monkeypatch.setattr(sys, "argv", ["onea", "serve", "--port", "0", *arguments])
     with pytest.raises(SystemExit) as stop:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.serving import TEACHER, ZIP, class_zip, client_of, folder_hash, form, photos, process, wait_for
 
-PATIENCE = 100  # seconds, on a loaded machine; the promise is 5 after the grace
+PATIENCE = 100  # seconds, for a loaded machine; documented are 5 after the grace period
 ENDLESS_JOB = """
 import onea.serve.service as service
 def learn(*given, **options):
@@ -41,7 +41,7 @@ def test_a_training_job_that_never_stops_does_not_keep_the_process_alive(shop, t
             server.send_signal(signal.SIGTERM)
             wait_for(lambda: server.poll() is not None or _refuses(address))
         ended = server.wait(PATIENCE)
-        assert times > 1 or ended == 0, "stopped as asked"
+        assert times > 1 or ended == 0, "exits with 0"
         assert server.stderr.read() == ""
     assert folder_hash(shop) == before
 
@@ -82,7 +82,7 @@ def test_an_abandoned_job_writes_nothing_even_if_it_finishes_later(shop, tiny_im
         assert service.wait_for_job() is False
         report = service.job(begun.json()["id"]).report()
         assert report.status == "failed"
-        assert "the model is unchanged" in report.detail, "who waits for the job is told at once"
+        assert "the model is unchanged" in report.detail, "clients that wait for the job get a report at once"
         go_on.set()
         wait_for(service.settle)
         assert service.job(report.id).report() == report
