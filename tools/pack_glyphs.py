@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the sheet of glyphs of the embedded dataset ``glyphs``.
+"""Draw the sheet of glyphs of the bundled dataset ``glyphs``.
 
     python tools/pack_glyphs.py src/onea/assets/glyphs.png
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantise the weights of a backbone to int8, as those of the embedded networks.
+"""Quantise the weights of a backbone to int8, as those of the bundled networks.
 
     python tools/pack_weights.py float16/vit_small_patch14_112.safetensors --photos FOLDER \
         --out vit_small_patch14_112.safetensors

@@ -203,7 +203,7 @@ def measure(
 
 
 def expanded_weights(folder: Path) -> Path:
-    """The embedded small network as a plain file, which the old commit can read, too."""
+    """The bundled small network as a plain file, which the old commit can read, too."""
     from safetensors.torch import save_file
 
     from onea.vit.backbones import load_backbone

@@ -6,7 +6,7 @@
 
 Each dataset has its number of tasks after the last colon. One-A+, or another method that merges adapters, learns each
 stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a folder of the
-embedded networks' float16 files, SimpleCIL learns the streams of the first seed with these and with the embedded
+bundled networks' float16 files, SimpleCIL learns the streams of the first seed with these and with the bundled
 networks. Finished runs are not repeated. Prints A_T and mean A of each run as CSV, then the mean difference to bf16
 over the seeds, or of 8-bit weights to the originals.
 """
@@ -25,7 +25,7 @@ from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.grid import Failure, GridProgress, RecordStore, run_grid
-from onea.vit.network_config import EMBEDDED
+from onea.vit.network_config import BUNDLED
 
 
 class Lines(GridProgress):
@@ -60,7 +60,7 @@ def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
             for seed in given.seeds:
                 run = {"method": given.method, "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
                 found[data_name(data), name, seed] = make_config(run)
-        for backbone in EMBEDDED if given.originals else ():
+        for backbone in BUNDLED if given.originals else ():
             original = f"plain:{given.originals / backbone}.safetensors"
             for name, file in ((f"{backbone} in float16", original), (f"{backbone} in 8 bits", backbone)):
                 run = {"method": "simplecil", "backbone": file, "seed": 1, "precision": given.precision, **stream}

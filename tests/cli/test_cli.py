@@ -118,7 +118,7 @@ def test_version(onea):
         (["run", "one-a", "--data", "glyphs-mini", "--tasks", "5", "--gamma", "1.5"], "gamma"),
         (["run", "one-a", "--data", "glyphs-mini", "--sizes", "3,4"], "add up to 7"),
         (["run", "one-a", "--kapa", "3"], "did you mean 'kappa'?"),
-        (["run", "one-a", "--track-to", "logs"], "give --track tensorboard as well"),
+        (["run", "one-a", "--track-to", "logs"], "add --track tensorboard"),
         (["run", "one-a", "--config", "nothing.yaml"], "nothing.yaml"),
         (["run", "one-a", "--kappa", "nan"], "finite"),
         (["run", "one-a", "--learning-rate", "inf"], "finite"),

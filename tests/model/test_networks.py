@@ -12,14 +12,14 @@ from support.models import class_folders, resealed
 
 import onea as product
 from onea.errors import OneaError
-from onea.vit.network_config import DEFAULT, EMBEDDED, FAST
+from onea.vit.network_config import BUNDLED, DEFAULT, FAST
 
 BETTER = f"A new model with the network {DEFAULT}"
 
 
 @pytest.fixture(scope="module")
 def taught(tiny_images, tmp_path_factory) -> Path:
-    """Two classes on the small embedded network; nothing is trained, which would take long."""
+    """Two classes on the small bundled network; nothing is trained, which would take long."""
     files = class_folders(tiny_images / "train")
     model = product.OneA(backbone="fast", views=1, precision="fp32", threads=1, device="cpu")
     for name in ("class00", "class01"):
@@ -42,11 +42,11 @@ def taught_with(path: Path, **backbone: str) -> Path:
 
 def test_the_folder_notes_the_name_without_alias(shop):
     network = product.load(shop, threads=1).snapshot().state.backbone
-    known = {"name": FAST, "sha256": EMBEDDED[FAST], "depth": 5, "licence": "apache-2.0"}
+    known = {"name": FAST, "sha256": BUNDLED[FAST], "depth": 5, "licence": "apache-2.0"}
     assert network == known
 
 
-@pytest.mark.parametrize("other", [{"sha256": EMBEDDED[DEFAULT]}, {"sha256": "0" * 64}, {"name": DEFAULT}])
+@pytest.mark.parametrize("other", [{"sha256": BUNDLED[DEFAULT]}, {"sha256": "0" * 64}, {"name": DEFAULT}])
 def test_no_network_stands_for_another(other, shop):
     with pytest.raises(OneaError, match="are not those of"):
         product.load(taught_with(shop, **other))
@@ -56,13 +56,13 @@ def test_info(shop, onea):
     code, out, _ = onea("info", str(shop))
     assert code == 0
     assert ": 2 classes from 12 images, in 2 updates (version 2)" in out
-    assert f"network: the first 5 blocks of {FAST}, 84 x 84 pixels, sha256 {EMBEDDED[FAST][:12]}" in out
+    assert f"network: the first 5 blocks of {FAST}, 84 x 84 pixels, sha256 {BUNDLED[FAST][:12]}" in out
     assert "preset: auto; classifier: rgda; predicted unknown: 5 % of images of known classes" in out
     assert BETTER in out
     found = json.loads(onea("info", str(shop), "--json")[1])
     assert (found["version"], found["preset"], found["backbone"]["name"]) == (2, "auto", FAST)
     assert any(BETTER in remark for remark in found["remarks"])
-    out = onea("info", str(taught_with(shop, name=DEFAULT, sha256=EMBEDDED[DEFAULT])))[1]
+    out = onea("info", str(taught_with(shop, name=DEFAULT, sha256=BUNDLED[DEFAULT])))[1]
     assert f"of {DEFAULT}, 84" in out
     assert len(out.splitlines()) == 4, "of the network nothing; one class at a time trains no adapter"
 

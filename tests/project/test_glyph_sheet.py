@@ -13,7 +13,7 @@ from onea.data.glyphs import CHARS
 pack = script("pack_glyphs", "tools")
 
 
-def test_the_embedded_sheet_is_what_the_script_draws():
+def test_the_bundled_sheet_is_what_the_script_draws():
     with Image.open(ROOT / "src/onea/assets/glyphs.png") as sheet:
         stored, drawn = (np.asarray(image).astype(int) for image in (sheet, pack.sheet()))
     assert stored.shape == drawn.shape

@@ -66,7 +66,7 @@ def test_an_invalid_depth_is_refused(path, tiny_images, depth):
         tiny_model(str(path), depth=depth).learn(files, ["class00"] * len(files))
 
 
-def test_only_the_smaller_embedded_network_is_cut_for_models():
+def test_only_the_smaller_bundled_network_is_cut_for_models():
     names = ("fast", "vit_small_patch14_112", "tiny.safetensors")
     assert [depth_for_models(name) for name in names] == [5, 0, 0]
 

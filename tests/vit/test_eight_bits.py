@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in int8, and the two embedded networks, which are stored so."""
+"""Weights in int8, and the two bundled networks, which are stored so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onea.errors import OneaError
 from onea.model.parameters import Parameters
 from onea.research.runs.config import RunConfig
 from onea.vit.backbones import digest_of, load_backbone, weights_file_stamp
-from onea.vit.network_config import DEFAULT, EMBEDDED, FAST, embedded_file, full_name
+from onea.vit.network_config import BUNDLED, DEFAULT, FAST, bundled_file, full_name
 from onea.vit.weight_files import dequantise, without_head
 
 quantise = script("pack_weights", "tools").quantise
@@ -119,10 +119,10 @@ def test_invalid_scales_are_one_error_message(change, words, small, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-# embedded networks
+# bundled networks
 
 
-def test_the_names_of_the_embedded_networks():
+def test_the_names_of_the_bundled_networks():
     assert Parameters().backbone == DEFAULT
     assert RunConfig().backbone == RunConfig(backbone="fast").backbone == FAST == full_name("fast")
     assert RunConfig(backbone="fast").key() == RunConfig(backbone=FAST).key()
@@ -131,10 +131,10 @@ def test_the_names_of_the_embedded_networks():
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [(DEFAULT, 22), (FAST, 11.1)])
-def test_embedded_files_are_small_and_complete(name, megabytes):
-    tensors = load_file(embedded_file(name))
-    assert embedded_file(name).stat().st_size < megabytes * 1e6
-    assert digest_of(tensors) == EMBEDDED[name]
+def test_bundled_files_are_small_and_complete(name, megabytes):
+    tensors = load_file(bundled_file(name))
+    assert bundled_file(name).stat().st_size < megabytes * 1e6
+    assert digest_of(tensors) == BUNDLED[name]
     assert tensors.keys() == without_head(tensors).keys()
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
@@ -159,15 +159,15 @@ def test_the_default_network_approximates_its_float16_weights():
     assert (found - wanted).norm() / wanted.norm() < 0.024
 
 
-def test_a_damaged_embedded_network_is_refused(monkeypatch, tmp_path):
-    copy = Path(shutil.copy(embedded_file(FAST), tmp_path))
+def test_a_damaged_bundled_network_is_refused(monkeypatch, tmp_path):
+    copy = Path(shutil.copy(bundled_file(FAST), tmp_path))
     content = bytearray(copy.read_bytes())
     content[-1] ^= 1
     copy.write_bytes(content)
-    monkeypatch.setattr("onea.vit.backbones.embedded_file", lambda name: copy)
+    monkeypatch.setattr("onea.vit.backbones.bundled_file", lambda name: copy)
     with pytest.raises(OneaError, match=f"'{FAST}' is damaged; install onea again"):
         load_backbone(FAST)
 
 
-def test_every_embedded_file_has_a_digest():
-    assert EMBEDDED.keys() == {path.stem for path in embedded_file(FAST).parent.glob("*.safetensors")}
+def test_every_bundled_file_has_a_digest():
+    assert BUNDLED.keys() == {path.stem for path in bundled_file(FAST).parent.glob("*.safetensors")}

@@ -38,7 +38,7 @@ def adapters(vit: FrozenViT, rank: int = 8, **switches) -> Adapters:
 
 
 @pytest.fixture(scope="module")
-def embedded() -> FrozenViT:
+def bundled() -> FrozenViT:
     return load_backbone("fast")
 
 
@@ -71,21 +71,21 @@ def test_patches_equal_timms_convolution(size, patch):
             frozen.embed(images[:, :, :-2, :-2])
 
 
-def test_images_of_another_size_are_refused(embedded):
+def test_images_of_another_size_are_refused(bundled):
     with pytest.raises(AssertionError, match="doesn't match model"):
-        embedded(torch.zeros(1, 3, 98, 98))
+        bundled(torch.zeros(1, 3, 98, 98))
 
 
-def test_the_embedded_backbone(embedded):
-    assert (embedded.size, embedded.depth, embedded.width) == (84, 6, 384)
-    assert not any(parameter.requires_grad for parameter in embedded.parameters())
-    assert not embedded.train().training
-    assert embedded.name == "vit_small_d6_patch14_84"
+def test_the_bundled_backbone(bundled):
+    assert (bundled.size, bundled.depth, bundled.width) == (84, 6, 384)
+    assert not any(parameter.requires_grad for parameter in bundled.parameters())
+    assert not bundled.train().training
+    assert bundled.name == "vit_small_d6_patch14_84"
 
 
-def test_the_adapter_is_parallel_to_the_mlp(embedded):
+def test_the_adapter_is_parallel_to_the_mlp(bundled):
     """Against an independent forward pass written with hooks on timm's own blocks."""
-    module = adapters(embedded).eval()
+    module = adapters(bundled).eval()
     with torch.no_grad():
         for adapter in module.blocks:
             adapter.up.weight.normal_(std=0.5, generator=torch.Generator().manual_seed(3))
@@ -93,7 +93,7 @@ def test_the_adapter_is_parallel_to_the_mlp(embedded):
     images = torch.randn(2, 3, 84, 84, generator=torch.Generator().manual_seed(2))
     streams: dict[int, torch.Tensor] = {}
     hooks = []
-    for index, block in enumerate(embedded.vit.blocks):
+    for index, block in enumerate(bundled.vit.blocks):
         hooks.append(block.norm2.register_forward_pre_hook(lambda _, x, i=index: streams.__setitem__(i, x[0])))
         hooks.append(
             block.register_forward_hook(
@@ -103,18 +103,18 @@ def test_the_adapter_is_parallel_to_the_mlp(embedded):
             )
         )
     with torch.no_grad():
-        expected = embedded.vit.forward_head(embedded.vit.forward_features(images), pre_logits=True)
+        expected = bundled.vit.forward_head(bundled.vit.forward_features(images), pre_logits=True)
     for hook in hooks:
         hook.remove()
     with torch.no_grad():
-        torch.testing.assert_close(embedded(images, module), expected, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(embedded(images), expected, atol=1e-2)
+        torch.testing.assert_close(bundled(images, module), expected, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(bundled(images), expected, atol=1e-2)
 
 
-def test_a_fresh_adapter_changes_nothing(embedded):
+def test_a_fresh_adapter_changes_nothing(bundled):
     images = torch.randn(1, 3, 84, 84)
     with torch.no_grad():
-        assert torch.equal(embedded(images, adapters(embedded)), embedded(images))
+        assert torch.equal(bundled(images, adapters(bundled)), bundled(images))
 
 
 @pytest.mark.parametrize(("rank", "parameters"), [(128, 2_370_048), (64, 1_189_632), (16, 304_320)])

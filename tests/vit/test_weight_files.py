@@ -16,7 +16,7 @@ from support.toys import images_for, randomised, toy, write_toy
 
 from onea.errors import OneaError
 from onea.vit.backbones import digest_of, load_backbone, save_backbone
-from onea.vit.network_config import EMBEDDED, FAST, embedded_file
+from onea.vit.network_config import BUNDLED, FAST, bundled_file
 from onea.vit.weight_files import METADATA, split_file_name
 
 # Toy widths, true head counts: 16, of which none is 64 wide.
@@ -108,10 +108,10 @@ def test_a_plain_file(tiny_vit, tmp_path):
     assert (plain.name, plain.mean) == ("bare.safetensors", (0.485, 0.456, 0.406))
 
 
-@pytest.mark.parametrize("name", sorted(EMBEDDED))
-def test_copies_of_the_embedded_networks_are_known_by_their_digest(name, tmp_path):
-    shutil.copy(embedded_file(name), tmp_path / "copy.safetensors")
-    assert load_backbone(str(tmp_path / "copy.safetensors")).digest == EMBEDDED[name]
+@pytest.mark.parametrize("name", sorted(BUNDLED))
+def test_copies_of_the_bundled_networks_are_known_by_their_digest(name, tmp_path):
+    shutil.copy(bundled_file(name), tmp_path / "copy.safetensors")
+    assert load_backbone(str(tmp_path / "copy.safetensors")).digest == BUNDLED[name]
 
 
 @pytest.mark.parametrize(

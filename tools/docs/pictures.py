@@ -121,7 +121,7 @@ def merge_steps() -> tuple[Canvas, str]:
 
 
 def prototypes() -> tuple[Canvas, str]:
-    """Test images of some embedded classes and their prototypes, projected to the two main directions of the latter."""
+    """Test images of some bundled classes and their prototypes, projected to the two main directions of the latter."""
     from onea.model.engine import Engine
     from onea.model.learning.images import read_unlabelled
     from onea.research.data.sources import load_dataset

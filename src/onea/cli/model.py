@@ -42,9 +42,9 @@ def teach(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="Network of a new model: an embedded one (fast: a quarter of the computation, less accurate), timm "
+            help="Network of a new model: a bundled one (fast: a quarter of the computation, less accurate), timm "
             "architecture.tag or .safetensors file.",
-            show_default="the accurate embedded one",
+            show_default="the more accurate bundled one",
         ),
     ] = None,
     preset: Annotated[

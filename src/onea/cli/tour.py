@@ -29,7 +29,7 @@ def tour(
     context: typer.Context,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the pictures and the model.")] = Path("onea-tour"),
 ) -> None:
-    """Show teach, predict, evaluate, undo and serve in a minute, on embedded pictures.
+    """Show teach, predict, evaluate, undo and serve in a minute, on bundled pictures.
 
     Every command is printed before it runs. The folder is kept, so that you can continue with its model.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded dataset ``glyphs``: characters of many writing systems and symbol families.
+"""The bundled dataset ``glyphs``: characters of many writing systems and symbol families.
 
 Images are rendered from a sheet of glyphs (``assets/glyphs.png``, drawn by ``tools/pack_glyphs.py``). Every image has
 its own random seed, derived from its name, so a part of the dataset is the same alone or with the rest:
@@ -98,7 +98,7 @@ PLANS: dict[str, _Plan] = {
 
 
 def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
-    """Draw an embedded dataset, or read it from the cache; each script or symbol family is a group.
+    """Draw a bundled dataset, or read it from the cache; each script or symbol family is a group.
 
     Args:
         name: ``glyphs``, or ``glyphs-mini`` for a small fixed part of it.
@@ -108,7 +108,7 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
         OneaError: for an unknown name, or when the cache folder cannot be written.
     """
     if name not in PLANS:
-        raise OneaError(f"Unknown embedded dataset '{name}': {did_you_mean(name, PLANS)}")
+        raise OneaError(f"Unknown bundled dataset '{name}': {did_you_mean(name, PLANS)}")
     plan = PLANS[name]
     pixels = _read(plan, cache) if cache is not None else None
     if pixels is None:

@@ -73,7 +73,7 @@ class OneA(VersionedModel, Parameters):
     (['light'], (6, 384))
 
     Args:
-        backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, takes smaller
+        backbone: a bundled network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, takes smaller
             images and is less accurate), a timm ``architecture.tag`` name or a ``.safetensors`` file.
         depth: the number of blocks of the network to use; 0 uses all. By default all, but without the last block of
             ``fast``, which is specialised in the classes that the network was trained on.

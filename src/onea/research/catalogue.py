@@ -9,7 +9,7 @@ from onea.errors import OneaError
 from onea.research.methods.aper import layer_without_ssf
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import EMBEDDED, full_name, licence_notice
+from onea.vit.network_config import BUNDLED, full_name, licence_notice
 from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]
@@ -41,7 +41,7 @@ def list_backbones(pattern: str) -> Iterator[Row]:
     from timm.models import get_pretrained_cfg
 
     if not pattern:
-        yield from ((name, "included in onea, apache-2.0") for name in EMBEDDED)
+        yield from ((name, "included in onea, apache-2.0") for name in BUNDLED)
         count = len(timm.list_pretrained())
         yield (
             "ARCHITECTURE.TAG",
@@ -57,7 +57,7 @@ def list_backbones(pattern: str) -> Iterator[Row]:
 
 
 def _load(name: str) -> FrozenViT:
-    if name in EMBEDDED or split_file_name(name):
+    if name in BUNDLED or split_file_name(name):
         return load_backbone(name)
     config = timm_config(name)
     return freeze(build_untrained(name, config), name, "", config)

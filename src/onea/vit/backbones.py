@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a backbone: an embedded one, a local safetensors file, or timm by its full name."""
+"""Loading a backbone: a bundled one, a local safetensors file, or timm by its full name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onea.errors import OneaError
 from onea.files import cache_folder, file_stamp, read_json, write_atomically, write_json
 from onea.vit.blocks import block_ops_for
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import DEFAULT, EMBEDDED, PLAIN, NetworkConfig, check_image_size, embedded_file, full_name
+from onea.vit.network_config import BUNDLED, DEFAULT, PLAIN, NetworkConfig, bundled_file, check_image_size, full_name
 from onea.vit.weight_files import (
     EXAMPLE_NAME,
     METADATA,
@@ -39,7 +39,7 @@ def load_backbone(
     """Load a frozen backbone.
 
     Args:
-        name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, alias ``fast`` (both embedded, no download);
+        name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, alias ``fast`` (both bundled, no download);
             or the path of a ``.safetensors`` file with timm's parameter names, in floats or int8; or the full
             ``architecture.tag`` name of a timm model, for example ``vit_base_patch16_224.augreg_in21k``. If neither the
             metadata of a file nor a ``config.json`` beside it contain the architecture, give
@@ -51,10 +51,10 @@ def load_backbone(
     if image_size is not None:
         check_image_size(image_size)
     name = full_name(name)
-    if name in EMBEDDED:
-        vit = _from_file(embedded_file(name), name, NetworkConfig(licence="apache-2.0"))
-        if vit.digest != EMBEDDED[name]:
-            raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
+    if name in BUNDLED:
+        vit = _from_file(bundled_file(name), name, NetworkConfig(licence="apache-2.0"))
+        if vit.digest != BUNDLED[name]:
+            raise OneaError(f"The bundled backbone '{name}' is damaged; install onea again.")
     elif parts := split_file_name(name):
         architecture, path = parts
         network_config = parse_config(config, "the model") if config else None
@@ -76,7 +76,7 @@ def save_backbone(vit: FrozenViT, path: Path) -> None:
 def no_hooks_reason(name: str) -> str:
     """Why a timm network does not support hooks, without a download; empty if it does, and for files."""
     name = full_name(name)
-    if name in EMBEDDED or split_file_name(name):
+    if name in BUNDLED or split_file_name(name):
         return ""  # checked when they are loaded, without a download
     reason = block_ops_for(build_untrained(name, timm_config(name)))
     return reason if isinstance(reason, str) else ""
@@ -94,8 +94,8 @@ def nearest_with_hooks(name: str) -> str:
 def weights_file_stamp(name: str) -> str:
     """The stamp of the local file with a backbone's weights; empty if there is none."""
     name = full_name(name)
-    if name in EMBEDDED:
-        return file_stamp(embedded_file(name))
+    if name in BUNDLED:
+        return file_stamp(bundled_file(name))
     parts = split_file_name(name)
     file = parts[1] if parts else cached_weights(name)
     return file_stamp(file) if file else ""
@@ -144,7 +144,7 @@ def _from_file(path: Path, name: str, config: NetworkConfig | None, architecture
     tensors = read_weights(path)
     digest = digest_of(tensors)
     config = config or load_config(path, architecture)
-    if config is None and digest in EMBEDDED.values():  # a copy of an embedded network
+    if config is None and digest in BUNDLED.values():  # a copy of a bundled network
         config = NetworkConfig()
     if config is None:
         raise OneaError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a network, which its tensors do not contain; and the networks that are embedded in onea.
+"""The configuration of a network, which its tensors do not contain; and the networks that are bundled in onea.
 
 A configuration is stored as timm's ``config.json``: ``architecture``, ``model_args`` and ``pretrained_cfg``. It holds
 the number of heads, activation, pooling, preprocessing and licence. This module does not import torch."""
@@ -18,11 +18,11 @@ DEFAULT = "vit_small_patch14_112"
 """The backbone of models: 12 blocks, 65 tokens per image."""
 FAST = "vit_small_d6_patch14_84"
 """The backbone of the demo, research runs and benchmarks, alias ``fast``: 6 blocks, 37 tokens, a fourth of the cost."""
-EMBEDDED = {
+BUNDLED = {
     DEFAULT: "758cec6a96afb9837534087ea8d9d70098af7172cc8b6b835cdf21f105427e11",
     FAST: "d7893e186c460833dc2199ff9521e7e56f8b231c0b424b25fbacf5ce356a033e",
 }
-"""The embedded networks, with the sha256 of their tensors as stored."""
+"""The bundled networks, with the sha256 of their tensors as stored."""
 
 
 def full_name(backbone: str) -> str:
@@ -37,7 +37,7 @@ def full_name(backbone: str) -> str:
 def depth_for_models(backbone: str) -> int:
     """The number of blocks that models use of a network; 0 is all.
 
-    The last block of the smaller embedded network was trained to classify 200 classes. Other classes are classified
+    The last block of the smaller bundled network was trained to classify 200 classes. Other classes are classified
     less accurately with it than with the block before, by six points even after training (research/README.md).
 
     >>> depth_for_models("fast"), depth_for_models("vit_base_patch16_224.augreg_in21k")
@@ -46,8 +46,8 @@ def depth_for_models(backbone: str) -> int:
     return 5 if full_name(backbone) == FAST else 0
 
 
-def embedded_file(name: str) -> Path:
-    """The file of an embedded network."""
+def bundled_file(name: str) -> Path:
+    """The file of a bundled network."""
     with resources.as_file(resources.files("onea") / "assets" / f"{name}.safetensors") as path:
         return path
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from onea.errors import OneaError, did_you_mean, truncate
 from onea.files import check_path, read_regular, read_tensors
 from onea.tensors import Tensors
-from onea.vit.network_config import DEFAULT, EMBEDDED, PLAIN, NetworkConfig
+from onea.vit.network_config import BUNDLED, DEFAULT, PLAIN, NetworkConfig
 
 METADATA = "config"
 """Key of the ``NetworkConfig`` as JSON in the metadata of a safetensors file."""
@@ -217,9 +217,9 @@ def timm_config(name: str) -> NetworkConfig:
                 f"timm has no weights for '{architecture}'; give a file of them, "
                 f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE_NAME}.'
             )
-        hint = did_you_mean(name, [*EMBEDDED, *(tagged or known)])
+        hint = did_you_mean(name, [*BUNDLED, *(tagged or known)])
         if not hint.startswith("did you mean"):  # there are more than a thousand
-            hint = f"choose {' or '.join(EMBEDDED)}, or one of timm's such as {EXAMPLE_NAME}."
+            hint = f"choose {' or '.join(BUNDLED)}, or one of timm's such as {EXAMPLE_NAME}."
         raise OneaError(f"Unknown backbone '{name}'; {hint}")
     try:
         return NetworkConfig.from_timm(name)

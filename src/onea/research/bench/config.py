@@ -25,7 +25,7 @@ class BenchConfig(Validated):
     """Configuration of a benchmark.
 
     Attributes:
-        backbone: embedded name (or ``fast``), timm architecture (random weights), ``architecture.tag`` or
+        backbone: bundled name (or ``fast``), timm architecture (random weights), ``architecture.tag`` or
             ``.safetensors`` file.
         rank: bottleneck width of the adapter.
         device: ``cpu``, ``cuda``, ... or ``auto`` (a GPU if there is one).

@@ -41,7 +41,7 @@ from onea.vit.backbones import load_backbone
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.fp8 import quantise_rows, scaled_matmul
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import EMBEDDED, NetworkConfig
+from onea.vit.network_config import BUNDLED, NetworkConfig
 from onea.vit.weight_files import build_untrained
 
 SEED = 1
@@ -109,18 +109,18 @@ def _synthetic_images(classes: int, per_class: int, preprocess: Preprocess, runt
 
 
 def bench_backbone(name: str) -> FrozenViT:
-    """An embedded backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
+    """A bundled backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
 
     ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, has random weights with a fixed seed.
     """
     architecture = name.removeprefix(_RANDOM)
-    if architecture == name and (name in EMBEDDED or "." in name):
+    if architecture == name and (name in BUNDLED or "." in name):
         return load_backbone(name)
     import timm
 
     names = timm.list_models()
     if architecture not in names:
-        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*EMBEDDED, *names])}")
+        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*BUNDLED, *names])}")
     config = NetworkConfig.from_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea demo``: a comparison of three methods on the embedded images, with a report."""
+"""``onea demo``: a comparison of three methods on the bundled images, with a report."""
 
 from __future__ import annotations
 

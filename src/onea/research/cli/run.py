@@ -60,7 +60,7 @@ def run(
 
     allow_megapixels(max_megapixels)
     if track_to and not track:
-        raise OneaError("--track-to is the folder of --track; give --track tensorboard as well, or leave it out.")
+        raise OneaError("--track-to needs --track; add --track tensorboard, or leave out --track-to.")
     method_arguments = context.args
     if method and method.startswith("--"):  # click parses the first unknown option as the method
         method_arguments, method = [method, *method_arguments], None
@@ -68,7 +68,9 @@ def run(
     from_file = read_yaml(config) if config else {}
     if unknown := next((name for name in from_file if name.replace("-", "_") in _COMMAND_LINE_ONLY), None):
         flag = f"--{unknown.replace('_', '-')}"
-        raise OneaError(f"'{unknown}' in {config} is not an option of a run; remove it and give {flag} to the command.")
+        raise OneaError(
+            f"'{unknown}' in {config} is not an option of a run; remove it, and pass {flag} on the command line."
+        )
     settings = make_config(from_file | options | parse_arguments(method_arguments))
     if try_rates:
         _try_rates(settings)

@@ -45,7 +45,7 @@ class RunConfig(MachineOptions):
         data: name of a dataset (``onea methods --datasets`` lists them), ``folder:PATH`` or
             ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
-        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
+        backbone: bundled name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
             metadata of its architecture ``architecture.tag:file``, or ``plain:file``.
         depth: number of transformer blocks to use; features are the output of the last of them. 0 uses all.
         image_size: input size of the network in pixels; by default that of its pretrained weights.
