@@ -33,7 +33,7 @@ class RegularisedGaussian(Classifier):
     size does not depend on the network. For few images per class, this is linear discriminant analysis.
 
     Attributes:
-        directions: eigenvectors of the covariance of each class.
+        directions: number of eigenvectors of the covariance of each class that are stored.
         prior_images: number of images for which the class's covariance and the pooled one have the same weight.
     """
 

@@ -50,7 +50,7 @@ class AdapterTraining(AdapterOptions):
         contrastive_max: weight of the contrastive loss for a single class.
         contrastive_decay: rate at which this weight decreases with the number of classes.
         margin: cosine of different classes below which the contrastive loss is zero.
-        adapter_blocks: number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
+        adapter_blocks: number of blocks, counted from the last, that have an adapter; 0: all (the paper). Blocks
             below them need no backward pass.
         cached_views: if only the last blocks have an adapter, the number of views of each image that training uses in
             turn: the whole image, then random crops, fixed for the task. The input of these blocks is computed once

@@ -71,7 +71,7 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
             neither trained, merged nor counted, but its prototype is computed.
         min_share: tasks with a smaller share of the classes in the merge are skipped as well: they would change the
             merged adapter little, and cause drift of the old prototypes. 0 trains all tasks (the paper).
-        carry: whether to compensate the drift of features in the statistics of old classes (the paper: no).
+        carry: compensate the drift of features in the statistics of old classes (not in the paper).
         guard: share of the images of a task, at most about 200 in all, that are held out of its training; if accuracy
             on them drops significantly, the merge is rejected. 0 holds out none (the paper).
     """

@@ -52,7 +52,7 @@ class OneAPlusOptions(MergedAdapterOptions):
         min_epochs: number of epochs for the smallest tasks; 0 is half of ``epochs``.
         max_epochs: number of epochs for the largest tasks; 0 is one and a half times ``epochs``.
         batch_size: images per training step; 0 is 64, and 128 for a task of 2,500 images or more.
-        new_votes: weight of each class of the task in the weighted mean, where an old class has one.
+        new_votes: weight of a class of the task in the weighted mean, relative to an old class.
     """
 
     learning_rate: NotNegative = 0.2

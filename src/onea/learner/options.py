@@ -101,13 +101,13 @@ class ClassifierOptions(Validated):
         classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam,
             or one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
-        compare_classifiers: further classifiers that are evaluated in the same run, such as slda,rgda; ``all`` is all
-            that need less than 100 MB for 100 classes. The guard uses only the first classifier.
+        compare_classifiers: further classifiers that are evaluated in the same run, such as slda,rgda; ``all`` selects
+            those that need less than 100 MB for 100 classes. The guard uses only the first classifier.
         views: number of views of each image in the statistics: the whole image (1, the paper), then random crops,
             flipped half of the time, each counted as another image.
-        enough_images: number of images per class, on average over a task, from which on the whole image is counted
-            ``views`` times instead of crops, which help classes of few images. Training with fixed views then uses no
-            crops either. 0 always uses crops.
+        enough_images: if a task has at least this number of images per class on average, the whole image is counted
+            ``views`` times instead of crops, which help classes with few images; training with fixed views then uses
+            no crops either. 0 always uses crops.
     """
 
     classifier: str = "ncm"

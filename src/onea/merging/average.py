@@ -64,8 +64,8 @@ class WeightedMean(BaseOperator):
     """``(N * accumulated + n * new) / (N + n)``: every class, or every sample, has one vote. Keeps no state.
 
     Attributes:
-        by: what has a vote: ``classes`` or ``samples``.
-        boost: votes of each class or sample of the new side; those of the accumulated side have one.
+        by: what the weights count: ``classes`` or ``samples``.
+        boost: weight of a class or sample of the new side, relative to one of the accumulated side.
     """
 
     title = "Weighted mean"

@@ -32,7 +32,7 @@ class Gate(Validated):
         gating: hold back the leading singular directions; off moves all directions equally.
         kappa: sharpness of the gate.
         quantile: share of directions, from the smallest up, whose gate exceeds one half.
-        even_gates: the same gate for all directions of a matrix, with an update of the same norm (for an ablation).
+        even_gates: use the same gate for all directions of a matrix, with an update of the same norm (for an ablation).
     """
 
     gating: bool = True

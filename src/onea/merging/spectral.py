@@ -129,7 +129,7 @@ class TSV(BaseOperator):
     are divided by class counts; halves would halve the rank of old tasks at every merge.
 
     Attributes:
-        components: kept of both sides together; 0 is as many as a matrix has.
+        components: number of components kept from both sides together; 0 keeps as many as a matrix has.
     """
 
     title = "TSV-Merge"
