@@ -76,7 +76,7 @@ CLAIMS = (
     ("No command of onea looks up", f"{OFFLINE}::test_the_tour"),
     ("No command of onea looks up", f"{OFFLINE}::test_the_service"),
     ("No command of onea looks up", f"{OFFLINE}::test_every_command_is_here"),
-    ("It does so for a network", "tests/research/data/test_sources.py::test_error_message_for_cifar100_without_internet"),
+    ("It does so for a network", "tests/research/data/test_sources.py::test_error_message_for_cifar100_offline"),
     ("It does so for a network", "tests/model/storage/test_folder.py::test_to_the_hub_and_back"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_onnx_runtime_is_imported_in_one_place"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_a_model"),

@@ -354,7 +354,7 @@ def test_cifar_arrays_become_a_dataset() -> None:
     assert len({dataset.fingerprint, other.fingerprint, relabelled.fingerprint}) == 3
 
 
-def test_error_message_for_cifar100_without_internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_message_for_cifar100_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise URLError("Name or service not known")
 
