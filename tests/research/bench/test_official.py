@@ -68,7 +68,7 @@ def test_published_network_is_timed(checkout, config, tiny_vit):
 
 def test_folder_without_the_published_code_is_an_error(tmp_path, config, tiny_vit):
     with pytest.raises(
-        OneaError, match=r"does not look like the published One-A code: it has no backbone/vit_onea\.py"
+        OneaError, match=r"is not a checkout of the published One-A code: it has no backbone/vit_onea\.py"
     ):
         official_rows(tmp_path, config, load_backbone(str(tiny_vit)), CPU)
 

@@ -24,7 +24,7 @@ from onea.research.methods import METHODS, method_class
 from onea.research.paper.experiment import BACKBONE, DATASETS, Experiment, PaperData, reported_tables
 from onea.research.paper.experiment import METHODS as PAPER_METHODS
 from onea.research.paper.experiments import experiments, find_experiment
-from onea.research.paper.page import detailed, grid_table, pictures, write_experiment
+from onea.research.paper.page import detailed_records, grid_table, pictures, write_experiment
 from onea.research.paper.plan import (
     Changes,
     ExperimentPlan,
@@ -331,7 +331,7 @@ def test_hyper_parameters_are_the_presets() -> None:
     table = grid_table(plan("hyperparameters"), {})
     assert all(value.mean is None for value in table.values.values()), "only what differs is shown as ours"
     assert table.values["CUB", 0].reported == "0.07"
-    assert "have these" in table.notes[0]
+    assert "equal these" in table.notes[0]
 
 
 def test_forgetting_after_every_task() -> None:
@@ -368,7 +368,7 @@ def test_a_page_shows_every_finished_run_under_its_row_and_one_a_first() -> None
     known = records(made)
     unfinished = made.planned_cells[0].runs[1].key()
     known[unfinished] |= {"status": "running"}
-    shown = detailed(made, known)
+    shown = detailed_records(made, known)
     assert len(shown) == len(made.configs) - 1
     assert shown[0]["title"] == "ASA + GW + DG"
     assert {record["group"] for record in shown} == {"CIFAR100", "ImageNet-A"}
@@ -377,7 +377,7 @@ def test_a_page_shows_every_finished_run_under_its_row_and_one_a_first() -> None
 def test_of_a_heat_map_the_best_and_the_worst_run_of_each_panel_are_shown_in_detail() -> None:
     made = plan("sensitivity")
     known = {run.key(): record(run, 0.5 + 0.01 * number) for number, run in enumerate(made.configs)}
-    shown = [(one["group"], one["metrics"]["A_T"]) for one in detailed(made, known)]
+    shown = [(one["group"], one["metrics"]["A_T"]) for one in detailed_records(made, known)]
     for group in ("CIFAR100 (T=10)", "ImageNet-A (T=10)"):
         every = [
             known[planned.runs[0].key()]["metrics"]["A_T"]
@@ -385,7 +385,7 @@ def test_of_a_heat_map_the_best_and_the_worst_run_of_each_panel_are_shown_in_det
             if planned.cell.headings()[0][0] == group
         ]
         assert [accuracy for shown_group, accuracy in shown if shown_group == group] == [max(every), min(every)]
-    assert len(detailed(made, {made.configs[0].key(): known[made.configs[0].key()]})) == 1
+    assert len(detailed_records(made, {made.configs[0].key(): known[made.configs[0].key()]})) == 1
 
 
 def test_points_of_the_scatter_chart_are_distinguishable() -> None:
@@ -454,7 +454,7 @@ def test_a_dry_run_of_everything(experiment: Experiment, monkeypatch: pytest.Mon
     count = COUNTS[experiment.name]
     assert (f"{count} run{'s' * (count > 1)}, 0 done" if count else "Nothing to run") in done.stdout
     away = any(name != "cifar100" for name in experiment.datasets)
-    assert ("is not here" in done.stdout) == away
+    assert ("is not available" in done.stdout) == away
     assert not (tmp_path / "out").exists()
 
 

@@ -3,13 +3,13 @@
 
 The plain loop is also an independent reference for onea's adapter. It uses neither onea's network, adapter, images nor
 training loop: a timm ViT with an adapter module in each block, PIL images through torchvision's transforms one by one
-in DataLoader workers, full precision, eager, SGD. Where published codes differ, the faster way is taken (images in
-memory instead of files, persistent workers, timm's fused attention), so this is a strong baseline.
+in DataLoader workers, full precision, eager, SGD. Where published codes differ, this loop does what is faster (images
+in memory instead of files, persistent workers, timm's fused attention), so it is a strong baseline.
 
 The published code is imported from the user's checkout; none of it is part of onea. It runs in a separate process,
 because its modules have names such as ``backbone`` and ``utils``. It has random weights of the same shapes, in fp32 and
-eager, as published. Its batches are already on the device: the time of its data loader is not included, which is to its
-advantage.
+eager, as published. Its batches are already on the device: the time of its data loader is not included, which is
+to its advantage.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class PlainBlock(nn.Module):
         block = self.block
         x = x + block.ls1(block.attn(block.norm1(x)))
         update: Tensor = block.ls2(block.mlp(block.norm2(x)))
-        beside: Tensor = self.adapter(x)
-        return x + update + beside
+        adapted: Tensor = self.adapter(x)
+        return x + update + adapted
 
 
 def plain_network(vit: Any, rank: int) -> nn.Module:
@@ -209,8 +209,8 @@ class TimmBaseline:
 _NETWORK = Path("backbone") / "vit_onea.py"
 
 
-def check_checkout(checkout: Path) -> None:
-    """Raise an error for a folder that is not a checkout of the published code.
+def check_official_code(checkout: Path) -> None:
+    """Check that a folder is a checkout of the published code.
 
     Raises:
         OneaError: a file is missing.
@@ -218,8 +218,8 @@ def check_checkout(checkout: Path) -> None:
     check_path(checkout)
     if not (checkout / _NETWORK).is_file():
         raise OneaError(
-            f"{checkout} does not look like the published One-A code: it has no {_NETWORK.as_posix()}; give the folder "
-            "of its checkout."
+            f"{checkout} is not a checkout of the published One-A code: it has no {_NETWORK.as_posix()}; give "
+            "the folder of a checkout."
         )
 
 
@@ -229,7 +229,7 @@ def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: t
     Raises:
         OneaError: the code does not run on this machine.
     """
-    check_checkout(checkout)
+    check_official_code(checkout)
     settings = {
         "network": {
             "img_size": vit.size,

@@ -50,7 +50,7 @@ class _Network(nn.Module):
 
 
 def export_bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> BenchResult:
-    """Time inference at each batch size on the CPU; the columns take turns.
+    """Time inference at each batch size on the CPU, with the columns in turn.
 
     Raises:
         OneaError: ``device`` is not the CPU, or a library is missing.

@@ -196,7 +196,7 @@ def inference_rows(
 ) -> Iterator[Row]:
     """Latency of one batch, and throughput of several batches that are queued on an asynchronous device.
 
-    The columns take turns, because the differences between them are small.
+    The columns are measured in turn, because the differences between them are small.
     """
     setting = f"batch {batch}"
     timings = time_interleaved(list(functions.values()), device, seconds)
@@ -230,18 +230,18 @@ def peak_memory_rows(column: str, batch: int, device: torch.device) -> Iterator[
 
 
 class EpochTimer(Progress):
-    """Collects the times at which epochs begin."""
+    """Records the times at which epochs begin."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self.times: list[float] = []
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """Add the time."""
+        """Record the time."""
         self.add_time()
 
     def add_time(self) -> None:
-        """Add the time after all operations on the device."""
+        """Record the time once all operations on the device have finished."""
         synchronise(self._device)
         self.times.append(time.perf_counter())
 

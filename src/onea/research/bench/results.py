@@ -102,9 +102,9 @@ class Row:
     """One measurement.
 
     Attributes:
-        measure: what was measured, such as ``training``.
-        setting: such as the batch size.
-        column: implementation: the plain loop, the published code, onea in fp32 or at its fastest, or timm.
+        measure: the measured quantity, such as ``training``.
+        setting: the conditions, such as the batch size.
+        column: the implementation: the plain loop, the published code, onea in fp32 or at its fastest, or timm.
         value: median.
         unit: unit of the value and its spread.
         spread: half of the interquartile range; 0 for a constant.
@@ -119,7 +119,7 @@ class Row:
 
 
 def timm_column(precision: str, compiled: bool) -> str:
-    """The name of timm's column; timm has no fp8, so bf16 is compared with fp8.
+    """The name of timm's column; timm has no fp8, so its bf16 is compared with onea's fp8.
 
     >>> timm_column("fp8", True)
     'timm bf16 compiled'
@@ -145,7 +145,7 @@ def find_row(rows: Iterable[Row], measure: str, setting: str, column: str, unit:
 
 
 def chip_name(environment: dict[str, Any]) -> str:
-    """The name of the accelerator, or of the processor without one."""
+    """The name of the accelerator, or of the processor if there is none."""
     return str(environment["accelerator"] or environment["processor"] or "unknown")
 
 
@@ -161,7 +161,7 @@ def load_average() -> float:
 
 _BUSY = 0.25  # load per core
 _HIGHER_IS_BETTER = ("images/s", "%", "TFLOP/s")
-_NOISY = 0.05  # relative spread that the table shows; the file has all of them
+_NOISY = 0.05  # the tables show larger relative spreads only; the file has all of them
 
 
 @dataclass(frozen=True)
@@ -219,13 +219,13 @@ class BenchResult:
 
 
 def print_result(result: BenchResult) -> None:
-    """Print the columns beside the plain loop, then onea beside timm, then the growth."""
+    """Print onea next to the plain loop, then onea next to timm, then the growth."""
     console = Console(highlight=False)
     title = f"{result.backbone}, rank {result.config.rank}, {result.hardware}"
     mode = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
     if result.busy:
         console.print(
-            f"[yellow]other processes use this machine (load {result.load:.1f}): measure again when it is idle[/]"
+            f"[yellow]other processes are using this machine (load {result.load:.1f}): measure again when it is idle[/]"
         )
     if result.data == EXPORT:
         console.print(title)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks of onea: against baselines, its growth with the number of tasks, and a whole stream."""
+"""Benchmarks of onea: against baselines, over a growing number of tasks, and on a whole stream."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _LOADER_STEPS, _MIN_IMAGES = 16, 128
 
 
 def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> BenchResult:
-    """Measure baselines, onea in fp32 and at its fastest, and the growth.
+    """Measure the baselines, onea in fp32 and at its fastest, and the growth with the number of tasks.
 
     Args:
         config: options of the benchmark.
-        on_status: is called with the name of each measurement.
+        on_status: called with the name of each measurement.
     """
     load = load_average()
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
     checkout = Path(config.official).expanduser() if config.official else None
     if checkout:
-        baselines.check_checkout(checkout)  # before minutes of measurements
+        baselines.check_official_code(checkout)  # before measurements that take minutes
     vit = measure.bench_backbone(config.backbone)
     rows: list[Row] = []
     on_status(f"{PLAIN}: training and inference")
@@ -72,7 +72,7 @@ def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> Bench
     compiled = config.compiles(fast)
     for name, runtime in ((SAME, same), (FAST, fast)):
         compiles = compiled and name == FAST
-        rows += _column_rows(  # without a reference to the workload, whose memory is freed
+        rows += _column_rows(  # no variable refers to the workload, so that its memory is freed
             config, name, measure.single_task_workload(config, vit, runtime, compiled=compiles), on_status
         )
         _free_memory()
@@ -164,7 +164,7 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-EARLY = 4  # tasks after which memory is compared; memory of the first one includes all set-up
+EARLY = 4  # tasks before the first comparison of memory; that of the first task includes all set-up
 _CLASSES_PER_TASK = 2
 _CPU_BATCH = 64
 _LATENCY_BATCHES = (1, 32)
@@ -173,7 +173,7 @@ _LATENCY_BATCHES = (1, 32)
 def measure_growth(config: BenchConfig) -> list[Row]:
     """Time per task, peak memory, FLOPs and latency of a run over many small tasks, early and late.
 
-    In its own process, because the peak memory of a process never decreases.
+    This takes a new process, because the peak memory of a process never decreases.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_growth_rows, config).result()
@@ -267,7 +267,7 @@ def stream_bench(config: BenchConfig, data: str, folder: Path, on_status: OnStat
     label = f"{data_name(data)}-{precision}"
     run_folder = folder / f"stream-{Path(config.backbone).stem}-{label}"
     if run_folder.exists():
-        raise OneaError(f"{run_folder} holds an earlier run; delete it to measure again, or choose another --out.")
+        raise OneaError(f"{run_folder} contains an earlier run; delete it to measure again, or choose another --out.")
     on_status(f"a stream of {TASKS} tasks")
     started = time.perf_counter()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

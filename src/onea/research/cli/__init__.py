@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of research."""
+"""The research commands."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DATA = "glyphs-mini"
 METHODS = ("simplecil", "one-a", "running-mean")
-REPORT_ORDER = ("one-a", "simplecil", "running-mean")  # the report highlights the first one
+REPORT_ORDER = ("one-a", "simplecil", "running-mean")  # the report emphasises the first one
 
 
 def demo(
@@ -67,7 +67,7 @@ def demo(
 
 
 def _prepare_folder(out: Path, fresh: bool) -> None:
-    """Create the folder; with ``fresh``, delete the files of the demo's runs in it, and nothing else."""
+    """Create the folder; with ``fresh``, delete the files of the demo's runs in it but nothing else."""
     from onea.errors import OneaError
     from onea.files import check_no_model
     from onea.locks import folder_lock
@@ -80,7 +80,7 @@ def _prepare_folder(out: Path, fresh: bool) -> None:
         raise OneaError(f"{out} cannot be created ({error.strerror}); choose another --out.") from error
     for folder in (out / name for name in METHODS if fresh):
         if (record := read_record(folder)) and record["config"]["method"] == folder.name:
-            with folder_lock(folder):  # not while another process writes it
+            with folder_lock(folder):  # not while another process writes to it
                 for file in [*(folder / name for name in FILES), *leftovers(folder)]:
                     file.unlink(missing_ok=True)
 

@@ -24,26 +24,26 @@ from onea.research.runs.grid import Failure, GridProgress
 from onea.runtime import Progress
 from onea.text import printable
 
-_MAX_ROWS = 16  # of running runs
+_MAX_ROWS = 16  # runs in progress that are shown
 
 
-class OnScreen:
+class TerminalDisplay:
     """Context manager that shows progress bars or a live table on a terminal, and nothing elsewhere."""
 
-    def __init__(self, drawn: Bars | Live):
-        self._drawn = drawn
+    def __init__(self, live: Bars | Live):
+        self._live = live
 
     def __enter__(self) -> Self:
-        if self._drawn.console.is_terminal:
-            self._drawn.start()
+        if self._live.console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._drawn.console.is_terminal:
-            self._drawn.stop()
+        if self._live.console.is_terminal:
+            self._live.stop()
 
 
-class RunDisplay(OnScreen, Progress):
+class RunDisplay(TerminalDisplay, Progress):
     """Two bars: tasks of the stream, and images of the current epoch with the speed and the current step."""
 
     def __init__(self, console: Console | None = None, title: str = "tasks") -> None:
@@ -118,7 +118,7 @@ class DemoDisplay(RunDisplay):
         self._tasks: list[tuple[str, int]] = []  # name and number of classes
         self._accuracies: dict[str, list[float]] = {method: [] for method in titles}
         self._method = ""
-        self._drawn = Live(console=console, refresh_per_second=6, get_renderable=self._draw)
+        self._live = Live(console=console, refresh_per_second=6, get_renderable=self._draw)
 
     def __exit__(self, *error: object) -> None:
         self._method = ""  # the last frame stays on the screen, without bars
@@ -174,17 +174,17 @@ class DemoDisplay(RunDisplay):
 
 @dataclass
 class _Progress:
-    """The progress of a run in tasks; ``first`` is the number of tasks that were learned before this grid."""
+    """The progress of a run in tasks; ``resumed_at`` is the number of tasks that were learned before this grid."""
 
     started: float
-    tasks: int = 0  # 0 while it is prepared
-    first: int = 0
+    tasks: int = 0  # 0 while the run is being prepared
+    resumed_at: int = 0
     done: int = 0
 
     @property
     def work(self) -> float:
         """The fraction of the run that this grid has done."""
-        return (self.done - self.first) / max(self.tasks, 1)
+        return (self.done - self.resumed_at) / max(self.tasks, 1)
 
     @property
     def left(self) -> float:
@@ -192,8 +192,8 @@ class _Progress:
         return 1 - self.done / max(self.tasks, 1)
 
 
-class GridDisplay(OnScreen, GridProgress):
-    """A live progress bar with the running runs below; plain lines without a terminal. Failures stay on the screen."""
+class GridDisplay(TerminalDisplay, GridProgress):
+    """A live progress bar above the runs in progress; plain lines without a terminal. Failures stay on the screen."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -218,7 +218,7 @@ class GridDisplay(OnScreen, GridProgress):
             self._running[config.key()] = _Progress(time.perf_counter())
         elif run := self._running.get(config.key()):  # None for a late message of a run that has ended
             if not run.tasks:
-                run.tasks, run.first = tasks, task
+                run.tasks, run.resumed_at = tasks, task
             run.done = task
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
@@ -282,11 +282,11 @@ def duration(seconds: float) -> str:
 
 def labels(configs: Sequence[RunConfig]) -> dict[str, str]:
     """A label for each configuration, by key: method, data, seed, and all values that differ within the grid."""
-    in_every_label = {"method", "data", "seed", "options"}
+    common = {"method", "data", "seed", "options"}
     values = {}
     for config in configs:
         identity = config.identity()
-        others = {name: value for name, value in identity.items() if name not in in_every_label}
+        others = {name: value for name, value in identity.items() if name not in common}
         values[config.key()] = others | identity["options"]
     names = dict.fromkeys(name for flat in values.values() for name in flat)
     varying = [name for name in names if len({repr(flat.get(name)) for flat in values.values()}) > 1]

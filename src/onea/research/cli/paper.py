@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea paper``: reproduction of the tables and figures of the paper."""
+"""``onea paper``: reproduce the tables and figures of the paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MACHINE = "Machine"
 
 @options_of(Changes)
 def paper(
-    name: Annotated[str | None, typer.Argument(help="Table or figure; without it, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Table or figure; by default, all are listed.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs and the results.")] = Path("onea-paper"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs and their cost without running them.")
@@ -75,7 +75,7 @@ def paper(
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, executor.share_adapters)
         return
     failures: dict[str, Failure] = {}
-    if render_only:  # such as a damaged record
+    if render_only:  # a damaged record is a failure
         failures = {config.key(): failure for config in plan.configs if (failure := store.failure(config))}
     elif plan.configs:
         from onea.research.cli.display import GridDisplay
@@ -152,8 +152,8 @@ def print_plan(plan: ExperimentPlan, finished: Collection[str], shared: bool = F
     total = plural(len(costs), "run", "runs")
     if unfinished:
         console.print(
-            f"{total}, {len(costs) - len(unfinished)} done. The rest trains on about "
-            f"{sum(costs[run.key()].training for run in trained):,} images, each counted once an epoch, and evaluates "
+            f"{total}, {len(costs) - len(unfinished)} done. The others train on about "
+            f"{sum(costs[run.key()].training for run in trained):,} images, each counted once per epoch, and evaluate "
             f"about {sum(costs[run.key()].evaluation for run in unfinished):,}."
         )
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea report`` and ``onea compare``: tables, curves and significance from records."""
+"""``onea report`` and ``onea compare``: tables, curves and paired differences from records."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def stream(
         int | None, typer.Option(help="Number of classes.", show_default=f"{_CLASSES}, or the sum of --sizes")
     ] = None,
     tasks: Annotated[
-        int | None, typer.Option(help="Number of tasks.", show_default=f"{_TASKS}, or as many as --sizes has")
+        int | None, typer.Option(help="Number of tasks.", show_default=f"{_TASKS}, or the number of --sizes")
     ] = None,
     gamma: Annotated[
         float, typer.Option(help="Step imbalance: size of the smallest task relative to the largest; 1 is balanced.")
@@ -53,10 +53,10 @@ def stream(
     from onea.research.streams import make_stream, parse_sizes
 
     if balanced and sizes is not None:
-        raise OneaError("--balanced and --sizes both decide the task sizes; give one of them.")
+        raise OneaError("--balanced and --sizes both set the task sizes; give one of them.")
     task_sizes = None if sizes is None else parse_sizes(sizes, classes)
     kind: Kind = "sizes" if task_sizes else "balanced" if balanced else "step"
-    made = make_stream(
+    result = make_stream(
         classes=(sum(task_sizes) if task_sizes else _CLASSES) if classes is None else classes,
         tasks=_TASKS if tasks is None and task_sizes is None else tasks,
         kind=kind,
@@ -67,12 +67,14 @@ def stream(
         long_tail=long_tail,
         n_max=_IMAGES_PER_CLASS,
     )
-    typer.echo(",".join(map(str, made.sizes)))
-    _print_bars(made)
+    typer.echo(",".join(map(str, result.sizes)))
+    _print_bars(result)
     if out:
         from onea.research.report.stream_figures import draw_stream_figures
 
-        for path in draw_stream_figures(made, out, n_max=_IMAGES_PER_CLASS, mu=_MU if long_tail is None else long_tail):
+        for path in draw_stream_figures(
+            result, out, n_max=_IMAGES_PER_CLASS, mu=_MU if long_tail is None else long_tail
+        ):
             typer.echo(str(path))
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper as data: what it reports, and what each of its tables and figures is made of."""
+"""The paper as data: its reported numbers, and the runs behind each table and figure."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's methods and datasets, the structure of its tables and figures, and its numbers in ``reported.yaml``."""
+"""The paper's methods and datasets, the structure of its tables and figures, and the numbers in ``reported.yaml``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKBONE_TITLE = "ViT-B/16 pretrained on ImageNet-21K"
 
 @dataclass(frozen=True)
 class PaperData:
-    """A dataset of the paper: its name there, and its numbers of classes, training images and test images."""
+    """A dataset of the paper: its title, and the numbers of classes, training images and test images."""
 
     title: str
     classes: int
@@ -34,7 +34,7 @@ DATASETS: dict[str, PaperData] = {
     "imagenet-r": PaperData("ImageNet-R", 200, 24_000, 6_000),
 }
 
-# The paper's name of each method, in the order of its tables.
+# The paper's names of the methods, in the order of its tables, and ours.
 METHODS: dict[str, str] = {
     "L2P": "l2p",
     "DualPrompt": "dualprompt",
@@ -161,7 +161,7 @@ class ReportedTable:
         name: ``table1`` to ``table10``, in order of appearance.
         label: LaTeX label in the paper.
         columns: ``group / name``, or the name alone.
-        rows: the values of each row as printed, one per column.
+        rows: the values of each row, one per column, as printed.
     """
 
     name: str
@@ -203,5 +203,5 @@ def number(printed: str) -> Number:
     value, _, rest = printed.partition(" ± ")
     mean, std = (re.match(r"[\d.]+", text) for text in (value, rest))
     if mean is None:
-        raise OneaError(f"'{printed}' holds no number; correct reported.yaml.")
+        raise OneaError(f"'{printed}' contains no number; correct reported.yaml.")
     return Number(float(mean[0]), float(std[0]) if std else None)

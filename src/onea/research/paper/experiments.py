@@ -12,9 +12,9 @@ from onea.errors import OneaError, did_you_mean
 from onea.research.paper.experiment import METHODS, SHARED, Cell, Experiment
 
 Columns = tuple[tuple[str, str], ...]
-LAST: Columns = (("A_T", "A_T"),)
-BOTH: Columns = (("A_T", "A_T"), ("mean A", "mean_A"))
-BY_DATA: Columns = (("{data}", "A_T"),)
+LAST_ACCURACY: Columns = (("A_T", "A_T"),)
+LAST_AND_MEAN: Columns = (("A_T", "A_T"), ("mean A", "mean_A"))
+LAST_BY_DATASET: Columns = (("{data}", "A_T"),)
 PAPER_STREAMS = (("cifar100", 10), ("cub200", 20), ("imagenet-a", 10), ("imagenet-r", 40))
 
 Rows = dict[str, dict[str, Any]]
@@ -28,12 +28,12 @@ def methods(*names: str) -> Rows:
 MAIN = methods(
     "L2P", "DualPrompt", "CODA-Prompt", "Aper-adapter", "EASE", "InfLoRA", "SEMA", "ACMap", "CL-LoRA", "One-A"
 )
-FEW = methods("Aper-adapter", "EASE", "SEMA", "ACMap", "CL-LoRA", "One-A")
+GAMMA_METHODS = methods("Aper-adapter", "EASE", "SEMA", "ACMap", "CL-LoRA", "One-A")
 WITHOUT_INFLORA = {row: options for row, options in MAIN.items() if row != "InfLoRA"}
 LONG_TAIL = methods("Aper-adapter", "EASE", "InfLoRA", "SEMA", "ACMap", "CL-LoRA", "One-A")
 LONG_TAIL_FACTOR = 0.1
 
-# Without alignment the merge is the (weighted) mean, which is what symmetric alignment gives under any linear rule.
+# Without alignment, the merge is the (weighted) mean: any linear rule with symmetric alignment gives this, too.
 ABLATION: Rows = {
     "none": {"alignment": False, "weights": "uniform", "gating": False},
     "ASA": {"alignment": True, "weights": "uniform", "gating": False},
@@ -63,11 +63,11 @@ ONE_SEED = "The paper reports no deviation and no number of seeds here; one seed
 def cells(
     rows: Rows,
     streams: Sequence[tuple[str, int]],
-    columns: Columns = BOTH,
+    columns: Columns = LAST_AND_MEAN,
     group: str = "{data} (T={tasks})",
     **options: Any,
 ) -> tuple[Cell, ...]:
-    """Cells of rows by streams; a row has its own options, and One-A as its method by default."""
+    """A cell for each row and stream; the method is One-A unless the options of the row name another one."""
     return tuple(
         Cell(row, group, columns, SHARED | {"method": "one-a", "data": data, "tasks": tasks} | options | row_options)
         for row, row_options in rows.items()
@@ -93,12 +93,12 @@ TABLES = (
         "table",
         tuple(
             cell
-            for row in FEW
+            for row in GAMMA_METHODS
             for gamma in (0.001, 0.05)
             for tasks in (10, 20)
             for cell in cells(methods(row), [("cifar100", tasks)], group="γ={gamma}, T={tasks}", gamma=gamma)
         ),
-        notes=("The caption names no dataset; by its values it is CIFAR100.", ONE_SEED),
+        notes=("The caption names no dataset; the values are those of CIFAR100.", ONE_SEED),
     ),
     Experiment(
         "table3",
@@ -134,7 +134,7 @@ TABLES = (
         "Information proxies, A_T",
         "tab:info",
         "table",
-        cells(PROXIES, [("cifar100", 10), ("imagenet-a", 10)], BY_DATA, ""),
+        cells(PROXIES, [("cifar100", 10), ("imagenet-a", 10)], LAST_BY_DATASET, ""),
         notes=("Weights of the two sides of a merge: norms, singular values (SV) or class counts.", NO_TASKS, ONE_SEED),
     ),
     Experiment(
@@ -143,7 +143,7 @@ TABLES = (
         "Contrastive loss and size-dependent epochs, A_T",
         "tab:flexe_loss",
         "table",
-        cells(TRAINING, [("cifar100", 10), ("imagenet-a", 10)], BY_DATA, ""),
+        cells(TRAINING, [("cifar100", 10), ("imagenet-a", 10)], LAST_BY_DATASET, ""),
         notes=("L_ctr: the contrastive loss; E(t): longer training of larger tasks.", NO_TASKS, ONE_SEED),
     ),
     Experiment("table7", "hyperparameters", "One-A's hyper-parameters", "tab:dataset_hyper", "settings"),
@@ -173,19 +173,21 @@ TABLES = (
         "table",
         cells(LONG_TAIL, [("cifar100", 10), ("cub200", 20)], long_tail=LONG_TAIL_FACTOR),
         seeds=5,
-        notes=(f"The length of the tail is not given; the rarest class keeps {LONG_TAIL_FACTOR:g} of its images.",),
+        notes=(
+            f"The paper gives no length of the tail; here, the rarest class keeps {LONG_TAIL_FACTOR:g} of its images.",
+        ),
     ),
 )
 
 GAMMAS = (0.001, 0.005, 0.01, 0.05)
-_SPLITS = {"as it arrives": None} | {f"at most {most} classes a task": most for most in (10, 5, 2)}
+_SPLITS = {"as it arrives": None} | {f"at most {limit} classes a task": limit for limit in (10, 5, 2)}
 KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0)
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 RANKS = (16, 32, 64, 128, 256)
 
 _NO_STREAM = "The paper names neither dataset nor number of tasks; by default CIFAR100 and 10."
 _FIXED = "One seed for all rows, as in the paper."
-_SPLIT_COLUMNS = (("tasks", "tasks"), *BOTH, ("passes per image", "passes"), ("state MB", "state_mb"))
+_SPLIT_COLUMNS = (("tasks", "tasks"), *LAST_AND_MEAN, ("passes per image", "passes"), ("state MB", "state_mb"))
 
 
 FIGURES = (
@@ -202,7 +204,7 @@ FIGURES = (
         ),
         per_task=True,
         notes=(
-            "The paper does not say how large tasks are split; here into tasks of at most 10, 5 or 2 classes.",
+            "The paper does not describe the split of large tasks; ours gives tasks of at most 10, 5 or 2 classes.",
             _FIXED,
         ),
     ),
@@ -216,7 +218,7 @@ FIGURES = (
             cell
             for row in MAIN
             for group, stream in (("balanced", "balanced"), ("step-imbalanced", "step"))
-            for cell in cells(methods(row), [("cifar100", 10)], LAST, group, stream=stream)
+            for cell in cells(methods(row), [("cifar100", 10)], LAST_ACCURACY, group, stream=stream)
         ),
         seeds=5,
         notes=(_NO_STREAM,),
@@ -252,7 +254,7 @@ FIGURES = (
         "How strongly merges update each singular direction",
         "fig:rank_a",
         "directions",
-        cells({"One-A": {}}, [("cifar100", 10)], LAST),
+        cells({"One-A": {}}, [("cifar100", 10)], LAST_ACCURACY),
         per_task=True,
         notes=(_NO_STREAM, _FIXED),
     ),
@@ -262,7 +264,7 @@ FIGURES = (
         "Bases of the adapter before and after a merge",
         "fig:rank_b",
         "alignment",
-        cells({"One-A": {}}, [("cifar100", 10)], LAST),
+        cells({"One-A": {}}, [("cifar100", 10)], LAST_ACCURACY),
         per_task=True,
         notes=(_NO_STREAM, _FIXED),
     ),
@@ -281,10 +283,10 @@ FIGURES = (
                 {f"κ = {kappa:g}": {"kappa": kappa, "quantile": q}}, [(data, 10)], ((f"q = {q:g}", "A_T"),)
             )
         ),
-        notes=("The values of κ and q are ours; the paper does not give its grid.",),
+        notes=("The paper does not give its grid of κ and q; the values here are ours.",),
     ),
     Experiment(
-        "figure8", "generation", "How a step-imbalanced stream is made", "fig:step_imbalance_generation", "streams"
+        "figure8", "generation", "How a step-imbalanced stream is generated", "fig:step_imbalance_generation", "streams"
     ),
     Experiment(
         "figure9",
@@ -322,7 +324,7 @@ FIGURES = (
             (("A_T", "A_T"), ("ms per image", "inference_ms"), ("GFLOPs per image", "gflops")),
         ),
         notes=(
-            "Time: evaluation after the last task, image loading included; compare runs of one machine only.",
+            "Time: evaluation after the last task, including image loading; compare only runs on the same machine.",
             NO_TASKS,
         ),
     ),
@@ -336,13 +338,13 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment with this name, alias or label of the paper."""
+    """The experiment with this name, alias or LaTeX label."""
     if name.lower() in ("figure3", "fig:framework"):
-        raise OneaError("Figure 3 is a drawing of the method, not a result; `onea paper` lists what can be made.")
-    by_name = {key: known for known in experiments().values() for key in (known.name, known.alias)}
-    by_label = {known.label: known for known in experiments().values()}
-    if experiment := (by_name | by_label).get(name):
-        return experiment
+        raise OneaError("Figure 3 is a drawing of the method, not a result; `onea paper` lists the experiments.")
+    by_name = {key: experiment for experiment in experiments().values() for key in (experiment.name, experiment.alias)}
+    by_label = {experiment.label: experiment for experiment in experiments().values()}
+    if match := (by_name | by_label).get(name):
+        return match
     hint = did_you_mean(name, by_name)
     if not hint.startswith("did you mean"):
         hint = "`onea paper` lists them all."

@@ -49,8 +49,8 @@ Draw = Callable[..., "Figure"]
 Records = Mapping[str, Record]  # by ``RunConfig.key()``
 _OURS = METHODS["One-A"]
 _SETTINGS = ("learning_rate", "weight_decay", "batch_size", "epochs", "rank")
-# Pictures of a page that a kind of figure shows already.
-_DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
+# Standard pictures of a page that a kind of figure makes redundant.
+_REPLACED_PICTURES = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
 
 
 def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
@@ -73,24 +73,24 @@ def page(plan: ExperimentPlan, table: Table | None, drawn: list[Picture], record
     number = experiment.heading.split(":")[0]
     return experiment_page(
         experiment.heading,
-        detailed(plan, records),
+        detailed_records(plan, records),
         [replace(table, notes=())] if table else [],
         table.notes if table else (),
         drawn,
-        leave_out=_DRAWN_ALREADY.get(experiment.kind, ()) if drawn else (),
+        leave_out=_REPLACED_PICTURES.get(experiment.kind, ()) if drawn else (),
         closing=f"{number} of “One Adapter for All” (arXiv 2603.10237, {experiment.label}); "
-        f"made here by `onea paper {experiment.alias}`.",
+        f"reproduced by `onea paper {experiment.alias}`.",
         runs=len(records),
     )
 
 
-def detailed(plan: ExperimentPlan, records: Records) -> list[Record]:
-    """The finished runs that the page shows in detail, with the names of their rows as titles; the full One-A first.
+def detailed_records(plan: ExperimentPlan, records: Records) -> list[Record]:
+    """The finished runs that the page shows in detail, titled by their rows; the full One-A comes first.
 
-    Of a heat map, these are the best and the worst run of each panel.
+    For a heat map, these are the best and the worst run of each panel.
     """
     groups: dict[str, list[Record]] = {}
-    for planned in sorted(plan.planned_cells, key=lambda planned: not _is_full_one_a(planned.runs[0])):
+    for planned in sorted(plan.planned_cells, key=lambda planned: not _is_full_one_a_run(planned.runs[0])):
         group = planned.cell.headings()[0][0]
         for run in planned.runs:
             record = records.get(run.key(), {})
@@ -102,7 +102,7 @@ def detailed(plan: ExperimentPlan, records: Records) -> list[Record]:
     return [record for group in groups.values() for record in group]
 
 
-def _is_full_one_a(run: RunConfig) -> bool:
+def _is_full_one_a_run(run: RunConfig) -> bool:
     """Whether a run is One-A as published, at any scale."""
     return run.method == _OURS and all(name.endswith("epochs") for name in run.options)
 
@@ -143,17 +143,17 @@ def notes(plan: ExperimentPlan) -> tuple[str, ...]:
     changes, experiment = plan.changes, plan.experiment
     lines = []
     if different := _differences(plan):
-        context = " Its numbers are shown as context only." if experiment.name in reported_tables() else ""
+        context = " The reported numbers are for context only." if experiment.name in reported_tables() else ""
         lines.append(f"Not the paper's setting: {'; '.join(different)}.{context}")
     if changes.scale != 1:
         lines.append(f"Scale {changes.scale:g}: a factor on images per class and epochs.")
     if changes.seeds is not None and changes.seeds < experiment.seeds:
-        lines.append(f"Seeds: {changes.seeds} of the {experiment.seeds} that the experiment has.")
+        lines.append(f"Seeds: {changes.seeds} of {experiment.seeds}.")
     return (*lines, *_renamed(plan), *experiment.notes)
 
 
 def settings_table(experiment: Experiment) -> Table:
-    """The hyper-parameters in the paper, and those of our presets if they differ."""
+    """The hyper-parameters in the paper, and those of our presets where they differ."""
     from onea.research.methods.presets import preset_options
 
     table = reported_tables()[experiment.name]
@@ -168,9 +168,7 @@ def settings_table(experiment: Experiment) -> Table:
     digits = (2, 4, 0, 0, 0)
     columns = tuple(TableColumn(name, digits=count) for name, count in zip(table.columns, digits, strict=True))
     same = all(value.mean is None for value in values.values())
-    note = (
-        f"Our presets `paper/NAME`, taken by runs on the paper's backbone, {'have' if same else 'differ from'} these."
-    )
+    note = f"Our presets `paper/NAME`, the default on the paper's backbone, {'equal' if same else 'differ from'} these."
     return Table.from_values(experiment.heading, tuple(table.rows), columns, values, (note,))
 
 
@@ -187,21 +185,21 @@ def _numbers(
     for run in planned.runs:
         value = read(run)
         if value is not None and metric.relative:
-            base = read(_one_a(plan, heading, run.seed))
+            base = read(_one_a_run(plan, heading, run.seed))
             value = value / base if base else None
         if value is not None:
             numbers.append(float(value))
     return numbers
 
 
-def _one_a(plan: ExperimentPlan, heading: tuple[str, str], seed: int) -> RunConfig | None:
-    """One-A's run of a column and seed."""
+def _one_a_run(plan: ExperimentPlan, heading: tuple[str, str], seed: int) -> RunConfig | None:
+    """The run of One-A with this column and seed."""
     runs = (run for planned in plan.planned_cells if heading in planned.cell.headings() for run in planned.runs)
     return next((run for run in runs if run.method == _OURS and run.seed == seed), None)
 
 
 def _reported(experiment: Experiment, paper: Cell) -> list[str | None]:
-    """The paper's numbers in the columns of a cell; None in figures."""
+    """The paper's numbers in the columns of a cell; None for figures."""
     table = reported_tables().get(experiment.name)
     headings = (" / ".join(filter(None, heading)) for heading in paper.headings())
     return [table.cell(paper.row, heading) if table else None for heading in headings]
@@ -221,7 +219,7 @@ def _differences(plan: ExperimentPlan) -> list[str]:
 
 
 def _renamed(plan: ExperimentPlan) -> list[str]:
-    """For each column with another heading than in the paper: the paper's column with the reported numbers."""
+    """A note for each column whose heading differs from the paper's: which column its reported numbers come from."""
     if plan.experiment.name not in reported_tables():
         return []
     renamed = {}
@@ -230,7 +228,7 @@ def _renamed(plan: ExperimentPlan) -> list[str]:
             if heading != paper:
                 shown = slice(1) if heading[1] == paper[1] else slice(2)  # group, and name if it differs
                 renamed[" ".join(heading[shown]).strip()] = " ".join(paper[shown]).strip()
-    return [f"Reported numbers beside {name} are the paper's for {paper}." for name, paper in renamed.items()]
+    return [f"The reported numbers beside {name} are the paper's for {paper}." for name, paper in renamed.items()]
 
 
 # pictures
@@ -245,10 +243,10 @@ def pictures(plan: ExperimentPlan, table: Table | None, records: Records) -> lis
     groups = _finished_by_group(plan, records)
     if not groups or table is None or experiment.kind in ("table", "settings"):
         return []
-    if (draw := _of_all_groups(experiment.kind, table, groups)) is not None:
+    if (draw := _combined_figure(experiment.kind, table, groups)) is not None:
         panels = [(experiment.title, draw)]
     else:
-        panels = [_of_group(plan, group, list(runs.values()), records) for group, runs in groups.items()]
+        panels = [_group_figure(plan, group, list(runs.values()), records) for group, runs in groups.items()]
     names = [experiment.alias] if len(panels) == 1 else [f"{experiment.alias}-{n}" for n in range(1, len(panels) + 1)]
     return [
         Picture(title, draw, f"{title}; its numbers are in the table above.", name=name)
@@ -269,8 +267,8 @@ def _finished_by_group(plan: ExperimentPlan, records: Records) -> dict[str, dict
     return {group: runs for group, runs in groups.items() if runs}
 
 
-def _of_all_groups(kind: str, table: Table, groups: dict[str, dict[str, Record]]) -> Draw | None:
-    """The function that draws all groups in one picture, for kinds that have one."""
+def _combined_figure(kind: str, table: Table, groups: dict[str, dict[str, Record]]) -> Draw | None:
+    """The function that draws all groups in one picture; None for kinds with a picture per group."""
     if kind == "bars":
         return partial(bars, table)
     if kind == "scatter":
@@ -295,7 +293,7 @@ def _points(table: Table) -> list[Point]:
     return points
 
 
-def _of_group(plan: ExperimentPlan, group: str, runs: list[Record], records: Records) -> tuple[str, Draw]:
+def _group_figure(plan: ExperimentPlan, group: str, runs: list[Record], records: Records) -> tuple[str, Draw]:
     """Title and drawing function of one group."""
     from onea.research.report.heat_maps import basis_alignment, gate_heat_map, update_strength
 
@@ -327,7 +325,7 @@ def _streams(alias: str, tasks: int | None) -> dict[str, tuple[str, Draw]]:
     cifar = DATASETS["cifar100"]
     stream = make_stream(classes=cifar.classes, tasks=tasks or 10)
     if alias == "generation":
-        return {alias: ("How many classes each task gets, and when it arrives", partial(generation_figure, stream))}
+        return {alias: ("Number of classes in each task, by size and by arrival", partial(generation_figure, stream))}
     draw = partial(comparison_figure, stream, cifar.train // cifar.classes, LONG_TAIL_FACTOR)
     return {alias: ("Classes per task and images per class", draw)}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_SEEDS = 1_000
 MIN_IMAGES = 2  # per class, at any scale
-_CHANGES = {"panel": "Changes to the experiment"}  # of the help
+_CHANGES = {"panel": "Changes to the experiment"}  # in `onea paper --help`
 
 
 # image counts
@@ -35,7 +35,7 @@ class ImageCounts:
     Attributes:
         train: training images of each class.
         test: test images of each class.
-        loaded: False for published counts of a dataset that could not be loaded.
+        loaded: False if these are published counts of a dataset that could not be loaded.
         groups: number of natural tasks.
     """
 
@@ -56,7 +56,7 @@ class ImageCounts:
 
 
 def count_images(data: str, root: str | None) -> ImageCounts:
-    """Count a dataset's images; a dataset of the paper that cannot be loaded has its published counts."""
+    """Count a dataset's images; for a dataset of the paper that cannot be loaded, return the published counts."""
     if data == "cifar100":  # its counts are known, and loading it may start a download
         return published_counts(data)
     import numpy as np
@@ -78,7 +78,7 @@ def count_images(data: str, root: str | None) -> ImageCounts:
 
 
 def recorded_counts(records: Iterable[Record], root: str | None) -> Callable[[str], ImageCounts]:
-    """A function that counts a dataset from a finished record if there is one, so that it need not be available."""
+    """A function that takes the counts from a finished record if there is one, so that the dataset may be missing."""
     recorded = {}
     for record in records:
         config, total = record["config"], tuple(record["total"])
@@ -90,13 +90,13 @@ def recorded_counts(records: Iterable[Record], root: str | None) -> Callable[[st
 
 def published_counts(data: str, loaded: bool = True) -> ImageCounts:
     """The published counts of a dataset of the paper, divided evenly among its classes."""
-    known = DATASETS[data_name(data)]
-    return ImageCounts(_evenly(known.train, known.classes), _evenly(known.test, known.classes), loaded)
+    dataset = DATASETS[data_name(data)]
+    return ImageCounts(_evenly(dataset.train, dataset.classes), _evenly(dataset.test, dataset.classes), loaded)
 
 
 def _evenly(count: int, classes: int) -> tuple[int, ...]:
-    each, rest = divmod(count, classes)
-    return (each + 1,) * rest + (each,) * (classes - rest)
+    quotient, remainder = divmod(count, classes)
+    return (quotient + 1,) * remainder + (quotient,) * (classes - remainder)
 
 
 # the runs
@@ -172,14 +172,14 @@ def make_plan(
             continue
         cell = _changed(paper, changes, data)
         planned = PlannedCell(paper, cell, _runs(experiment, cell, changes, counts[data]))
-        # Columns may have become equal, and are shown once.
+        # The changes may have made columns equal, which are then shown once.
         if planned_cells.setdefault((cell.row, cell.headings()), planned).runs != planned.runs:
             raise OneaError(f"Two datasets would both be called '{data_title(data)}'; rename one of their folders.")
     return ExperimentPlan(experiment, changes, tuple(planned_cells.values()))
 
 
 def substitute_data(experiment: Experiment, data: tuple[str, ...]) -> dict[str, str]:
-    """The experiment's datasets that are used, each with its replacement."""
+    """The datasets of the experiment that are run, each mapped to its replacement."""
     names = experiment.datasets
     if not data:
         return {name: name for name in names}
@@ -221,8 +221,8 @@ def option_values(method: str, preset: str, data: str) -> dict[str, Any]:
 def scaled_options(config: RunConfig, scale: float, counts: ImageCounts) -> dict[str, Any]:
     """A run's options with all numbers of epochs scaled, to at least one.
 
-    Options that equal the preset are left out: a run is identified by its options, and a run of two tables, with
-    defaults in one and as a row of an ablation in the other, must not be repeated.
+    Options that equal the preset are left out, because a run is identified by its options: the same run may have the
+    defaults in one table and be a row of an ablation in another, and must not be repeated.
     """
     preset = preset_values(config, counts)
     values = preset_values(dataclasses.replace(config, per_class=None), counts) | config.options
@@ -245,7 +245,7 @@ def split_sizes(sizes: tuple[int, ...], max_size: int) -> tuple[int, ...]:
 
 def _check(experiment: Experiment, changes: Changes) -> None:
     if not 0 < changes.scale <= 1:
-        raise OneaError(f"scale is {changes.scale:g}; it must lie above 0 and be at most 1 (the paper's size).")
+        raise OneaError(f"scale is {changes.scale:g}; it must be above 0 and at most 1 (the paper's size).")
     if changes.seeds is not None and not 1 <= changes.seeds <= MAX_SEEDS:
         raise OneaError(f"seeds is {truncate(changes.seeds)}; ask for at least one and at most {MAX_SEEDS:,}.")
     if changes.tasks is not None and changes.tasks < 1:
@@ -264,8 +264,8 @@ def _changed(paper: Cell, changes: Changes, data: str) -> Cell:
         options["backbone"] = full_name(changes.backbone)
         del options["protocol"]  # another backbone has its own preprocessing
     else:  # the authors' settings for the cell's dataset, or for other data
-        own = str(paper.options["data"])
-        options["preset"] = f"paper/{own}" if data_name(data) == own else "paper"
+        published = str(paper.options["data"])
+        options["preset"] = f"paper/{published}" if data_name(data) == published else "paper"
     return dataclasses.replace(paper, options=options)
 
 
