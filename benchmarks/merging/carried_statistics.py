@@ -4,8 +4,8 @@
     python benchmarks/merging/carried_statistics.py --data folder:cub200 --tasks 20 --backbone NETWORK --out FILE.csv
 
 One-A+ learns a stream. After each task, the statistics of all classes so far are recomputed from all their images with
-the current adapter. They are compared with the statistics that the method carries along, and with those without any
-correction. Only training images are used; a fifth of them is held out and classified.
+the current adapter. They are compared with the carried statistics of the method, and with statistics that were never
+corrected. Only training images are used; a fifth of them is held out and classified.
 
 Columns: ``mean`` is the distance of class means from the recomputed ones, in standard deviations of an image from its
 class mean. ``shared`` and ``own`` are the relative errors of the shared and of the class covariances. Classes of the
@@ -30,56 +30,56 @@ from onea.runtime import make_runtime
 FIELDS = ("data", "seed", "task", "classes", "trained", "statistics", "mean", "shared", "own", "right")
 
 
-def errors(found: ClassStatistics, true: ClassStatistics, old: int) -> dict[str, float]:
-    """Distance of the statistics of the first classes from the recomputed ones."""
+def errors(estimate: ClassStatistics, exact: ClassStatistics, old: int) -> dict[str, float]:
+    """Errors of the statistics of the first ``old`` classes against recomputed ones."""
     if not old:
         return {"mean": 0.0, "shared": 0.0, "own": 0.0}
-    root = true.whitening()
-    away = (found.means[:old].double() - true.means[:old].double()) @ root
-    pooled, actual = (each.scatter / each.freedom for each in (found, true) if each.scatter is not None)
-    assert found.factors is not None
-    assert true.factors is not None
+    root = exact.whitening()
+    offsets = (estimate.means[:old].double() - exact.means[:old].double()) @ root
+    pooled, actual = (known.scatter / known.freedom for known in (estimate, exact) if known.scatter is not None)
+    assert estimate.factors is not None
+    assert exact.factors is not None
     own = []
-    for left, right in zip(found.factors[:old].double() @ root, true.factors[:old].double() @ root, strict=True):
-        left, right = left.T @ left, right.T @ right
-        own.append(float((left - right).norm() / right.norm().clamp_min(1e-12)))
+    for left, right in zip(estimate.factors[:old].double() @ root, exact.factors[:old].double() @ root, strict=True):
+        covariance, expected = left.T @ left, right.T @ right
+        own.append(float((covariance - expected).norm() / expected.norm().clamp_min(1e-12)))
     return {
-        "mean": float(away.norm(dim=1).mean() / root.shape[0] ** 0.5),
+        "mean": float(offsets.norm(dim=1).mean() / root.shape[0] ** 0.5),
         "shared": float((pooled - actual).norm() / actual.norm()),
         "own": sum(own) / len(own),
     }
 
 
 def held_out(prepared: PreparedRun, classes: int) -> Tensor:
-    """The held-out images of the first classes."""
+    """The rows of the held-out images of the first classes."""
     rows = prepared.test.rows
     return rows[prepared.test.labels[rows] < classes]
 
 
 def follow(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Learn the stream and compare after each task."""
-    made = make_config(config)
-    prepared = prepare(made, make_runtime(made.device, made.precision, made.threads))
+    run = make_config(config)
+    prepared = prepare(run, make_runtime(run.device, run.precision, run.threads))
     method: Any = prepared.method
-    lines, left = [], next(iter(method.statistics.values()))
+    lines, uncorrected = [], next(iter(method.statistics.values()))
     for index in range(prepared.stream.tasks):
         task = prepared.task(index)
         report = method.learn(task)
-        left = left.add(method.task_features(task, method.hooks()), task.labels)
-        every = task.cumulative_task() if task.cumulative_task else task
-        true = method.classifiers["rgda"].statistics(method.vit.width)
-        true = true.add(method.task_features(every, method.hooks()), every.labels)
+        uncorrected = uncorrected.add(method.task_features(task, method.hooks()), task.labels)
+        all_tasks = task.cumulative_task() if task.cumulative_task else task
+        exact = method.classifiers["rgda"].statistics(method.vit.width)
+        exact = exact.add(method.task_features(all_tasks, method.hooks()), all_tasks.labels)
         rows = held_out(prepared, task.classes.stop)
-        answers = torch.cat(
+        features = torch.cat(
             [method.features(prepared.test.images.test_views(part), method.hooks()) for part in rows.split(512)]
         )
-        labels = prepared.test.labels[rows].to(answers.device)
+        labels = prepared.test.labels[rows].to(features.device)
         carried = next(iter(method.statistics.values()))
-        for name, known in {"left": left, "carried": carried, "recomputed": true}.items():
-            scores = method.classifiers["rgda"].fit(known).to(answers.device)(answers)
-            line = {"data": prepared.description["data"]["name"], "seed": made.seed, "task": index + 1}
+        for name, known in {"left": uncorrected, "carried": carried, "recomputed": exact}.items():
+            scores = method.classifiers["rgda"].fit(known).to(features.device)(features)
+            line = {"data": prepared.description["data"]["name"], "seed": run.seed, "task": index + 1}
             line |= {"classes": task.classes.stop, "trained": int(report["trained"]), "statistics": name}
-            line |= errors(known, true, task.classes.start)
+            line |= errors(known, exact, task.classes.start)
             lines.append(line | {"right": float((scores.argmax(1) == labels).double().mean())})
         print(lines[-2:], flush=True)
     return lines
@@ -93,18 +93,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backbone", default="fast")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     lines = follow(
         {
             "method": "one-a-plus",
-            "data": given.data,
-            "tasks": given.tasks,
-            "seed": given.seed,
-            "backbone": given.backbone,
+            "data": arguments.data,
+            "tasks": arguments.tasks,
+            "seed": arguments.seed,
+            "backbone": arguments.backbone,
             "holdout": 0.2,
         }
     )
-    with given.out.open("w", newline="") as file:
+    with arguments.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows({k: round(v, 5) if isinstance(v, float) else v for k, v in line.items()} for line in lines)

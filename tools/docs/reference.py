@@ -11,7 +11,7 @@ import griffe
 from measured import GPU, bench
 from results import table
 
-OPTIONS_FOR = "cifar100"  # epochs and batch size depend on the data
+OPTIONS_FOR = "cifar100"  # defaults such as the number of epochs depend on the data
 
 
 def methods_table() -> str:
@@ -59,12 +59,12 @@ def operators_table() -> str:
         needs = {"": "", "fisher": "Fisher information", "gram": "Gram matrices"}[kind.needs]
         return f"`{name}`", f"[{kind.title}]({kind.paper})" if kind.paper else kind.title, *marks, needs
 
-    heads = ("name", "operator", "sizes matter", "any order gives the same", "needs statistics")
+    heads = ("name", "operator", "uses sizes", "order-independent", "needs statistics")
     return table(heads, (row(name) for name in OPERATORS.builtin))
 
 
 def operator_options() -> str:
-    """The options of each operator with options."""
+    """The options of each operator that has any."""
     import dataclasses
 
     from onea.merging import OPERATORS, operator_class
@@ -148,7 +148,7 @@ def _folded(title: str, content: str) -> str:
 
 
 def paper_experiments() -> str:
-    """All tables and figures of the paper: command, number of runs, and GPU hours at the speed of our benchmark."""
+    """All tables and figures of the paper: command, number of runs, and GPU hours at the speed in our benchmark."""
     from onea.research.paper.experiments import experiments
     from onea.research.paper.plan import Changes, estimate, make_plan, published_counts
 
@@ -167,7 +167,7 @@ def paper_experiments() -> str:
         numbers = (str(len(configs) or ""), f"{sum(map(hours, configs)):.1f}" if configs else "")
         rows.append((experiment.heading, f"`onea paper {experiment.alias}`", *numbers))
     total = f"{sum(map(hours, all_configs.values())):.0f}"
-    rows.append(("all, runs that several need once", "", str(len(all_configs)), total))
+    rows.append(("all, with shared runs counted once", "", str(len(all_configs)), total))
     return table(("in the paper", "command", "runs", "GPU hours"), rows, words=2)
 
 
@@ -180,7 +180,7 @@ class FencedDoctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Fence the examples of an object's docstring; called by griffe."""
         if obj.docstring:
-            obj.docstring.value = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
+            obj.docstring.value = _EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", obj.docstring.value)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that differ only in the merge (benchmarks/merging/surprises.py)."""
+"""Runs that differ only in the merge (benchmarks/merging/merge_variants.py)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MERGES = ("mean", "aligned", "gated", "even", "old-gated")
 
 @pytest.fixture(scope="module")
 def runs() -> ModuleType:
-    return script("surprises", "benchmarks/merging")
+    return script("merge_variants", "benchmarks/merging")
 
 
 def test_a_setting_is_run_with_every_merge_on_the_same_adapters(runs, tiny_run: dict[str, Any], tmp_path: Path) -> None:
     given = {key: value for key, value in tiny_run.items() if key != "method"} | {"sizes": "2,1,3"}
-    file = runs.make("large task late", 1, given, tmp_path / "found", tmp_path / "runs")
+    file = runs.run_setting("large task late", 1, given, tmp_path / "found", tmp_path / "runs")
     text = file.read_text()
     found = {line["merge"]: line for line in csv.DictReader(text.splitlines())}
     assert list(found) == list(MERGES)
     assert {line["merges_new"] for line in found.values()} == {"1"}, (
-        "three classes meet three, and a tie is the new one"
+        "the second merge has three classes on each side, and the new side wins a tie"
     )
     for line in found.values():
         assert float(line["fall_new"]) + float(line["fall_old"]) <= float(line["F"]) + 1e-3
@@ -35,7 +35,10 @@ def test_a_setting_is_run_with_every_merge_on_the_same_adapters(runs, tiny_run: 
     assert float(found["gated"]["opening_up"]) < float(found["old-gated"]["opening_up"]) < 1
     assert found["aligned"]["opening_up"] == "1.0"
     before = file.stat().st_mtime_ns
-    assert runs.make("large task late", 1, given, tmp_path / "found", tmp_path / "runs").stat().st_mtime_ns == before
+    assert (
+        runs.run_setting("large task late", 1, given, tmp_path / "found", tmp_path / "runs").stat().st_mtime_ns
+        == before
+    )
     assert runs.gather(tmp_path / "found", tmp_path / "all.csv") == len(MERGES)
     assert (tmp_path / "all.csv").read_text() == text
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two questions about One-A's merge: does alignment help, and why does gating increase forgetting?
 
-    python benchmarks/merging/surprises.py run shuffled --seed 1 --data folder:cub200 --out found
-    python benchmarks/merging/surprises.py gather found benchmarks/merging/surprises.csv
+    python benchmarks/merging/merge_variants.py run shuffled --seed 1 --data folder:cub200 --out found
+    python benchmarks/merging/merge_variants.py gather found benchmarks/merging/merge_variants.csv
 
-``run`` runs one setting (a stream, a rank, a start) and one seed with all merges below. The merges share their
-adapters, which are trained once, so that results differ only because of the merge. It writes
-``found/SETTING-seedN.csv``; repeat the command to resume. ``gather`` collects all of these files in the one that the
-results page is made from.
+``run`` runs one setting (a stream, a rank, a start) with one seed and all merges below. The merges share their
+adapters, which are trained once, so that only the merge can change the results. It writes
+``found/SETTING-seedN.csv``; repeat the command to resume. ``gather`` combines these files in one.
 
 Merges: ``mean`` is the class-weighted mean, ``aligned`` adds alignment, ``gated`` is One-A. ``even`` moves each matrix
 as far as the gates would, but all directions equally. ``old-gated`` has gates only if the base is the merged adapter.
@@ -50,12 +49,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A stream and how adapters are trained on it.
+    """A stream and the training of adapters on it.
 
     Attributes:
-        options: of the run, beside those of the merge.
-        seeds: those that make sense: of shuffled streams, whose first task has ten classes or more.
-        merges: those that are made.
+        options: options of the run, besides those of the merge.
+        seeds: its seeds; of shuffled streams, only seeds whose first task has at least ten classes.
+        merges: the merges that are run.
     """
 
     options: Mapping[str, Any]
@@ -64,7 +63,7 @@ class Setting:
 
 
 _SHUFFLED = (1, 5, 7, 9, 11)  # of CUB-200 in 20 tasks, gamma 0.01: first tasks of 20 to 32 classes
-_LATE = "20,5,5,5,5,5,5,80,6,6,6,6,6,6,6,6,6,6,5,5"  # 80 classes meet 50
+_LATE = "20,5,5,5,5,5,5,80,6,6,6,6,6,6,6,6,6,6,5,5"  # a task of 80 classes after tasks of 50 in all
 _ONE_FIRST = "1,40,2,32,1,25,2,20,2,16,2,13,3,10,3,8,4,7,4,5"
 SETTINGS = {
     "shuffled": Setting({"tasks": 20}, _SHUFFLED),
@@ -85,33 +84,38 @@ SETTINGS = {
 def row(setting: str, merge: str, record: Record) -> dict[str, Any]:
     """The results of one run."""
     metrics, options, sizes = record["metrics"], record["options"], record["stream"]["sizes"]
-    told = [task["merge"] for task in record["tasks"][1:]]
+    merges = [task["merge"] for task in record["tasks"][1:]]
     falls = [
-        (made["base"], fall) for made, fall in zip(told, forgetting_per_step(_floats(metrics["matrix"])), strict=True)
+        (made["base"], fall) for made, fall in zip(merges, forgetting_per_step(_floats(metrics["matrix"])), strict=True)
     ]
-    found: dict[str, Any] = {"data": record["data"]["name"], "setting": setting, "merge": merge}
-    found |= {"seed": record["config"]["seed"]} | {name: metrics[name] for name in ("A_T", "mean_A", "F")}
-    found["fall_new"] = sum(float(fall) for base, fall in falls if base == "new")
-    found["fall_old"] = sum(float(fall) for base, fall in falls if base != "new")
-    found["merges_new"] = sum(base == "new" for base, _ in falls)
-    kinds = {kind: [made["analysis"][kind] for made in told] for kind in ("down", "up")}
-    found |= {name: fmean(each[name] for each in kinds["up"]) for name in ("inside", "closeness")}
-    found["chance"] = min(1.0, options["rank"] / record["backbone"]["width"])
-    found |= {f"opening_{kind}": fmean(each["opening"] for each in every) for kind, every in kinds.items()}
-    found |= {"first_task": sizes[0], "tasks": len(sizes), "preset": record["config"]["preset"]}
-    found |= {name: options[name] for name in ("rank", "start", "learning_rate", "epochs")}
-    where = record["environment"]
-    found |= {"finished": record["dates"]["finished"], "device": where["accelerator"] or where["processor"]}
-    found |= {"precision": record["runtime"]["precision"], "onea": where["onea"]}
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+    columns: dict[str, Any] = {"data": record["data"]["name"], "setting": setting, "merge": merge}
+    columns |= {"seed": record["config"]["seed"]} | {name: metrics[name] for name in ("A_T", "mean_A", "F")}
+    columns["fall_new"] = sum(float(fall) for base, fall in falls if base == "new")
+    columns["fall_old"] = sum(float(fall) for base, fall in falls if base != "new")
+    columns["merges_new"] = sum(base == "new" for base, _ in falls)
+    kinds = {kind: [made["analysis"][kind] for made in merges] for kind in ("down", "up")}
+    columns |= {name: fmean(analysis[name] for analysis in kinds["up"]) for name in ("inside", "closeness")}
+    columns["chance"] = min(1.0, options["rank"] / record["backbone"]["width"])
+    columns |= {
+        f"opening_{kind}": fmean(analysis["opening"] for analysis in analyses) for kind, analyses in kinds.items()
+    }
+    columns |= {"first_task": sizes[0], "tasks": len(sizes), "preset": record["config"]["preset"]}
+    columns |= {name: options[name] for name in ("rank", "start", "learning_rate", "epochs")}
+    environment = record["environment"]
+    columns |= {
+        "finished": record["dates"]["finished"],
+        "device": environment["accelerator"] or environment["processor"],
+    }
+    columns |= {"precision": record["runtime"]["precision"], "onea": environment["onea"]}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in columns.items()}
 
 
 def _floats(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
     return [[float("nan") if value is None else value for value in line] for line in matrix]
 
 
-def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) -> Path:
-    """Run a setting with all of its merges, unless the file with their rows exists; returns that file."""
+def run_setting(name: str, seed: int, options: Mapping[str, Any], out: Path, runs: Path) -> Path:
+    """Run a setting with all of its merges unless the file with their rows exists; returns that file."""
     from onea.learner.merged_adapter import AdapterCache
     from onea.research.runs.config import make_config
     from onea.research.runs.runner import run
@@ -122,7 +126,7 @@ def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) 
         return file
     setting, adapters, rows = SETTINGS[name], AdapterCache(), []
     for merge in setting.merges:
-        config = make_config({"method": "one-a", "seed": seed, **setting.options, **MERGES[merge], **given})
+        config = make_config({"method": "one-a", "seed": seed, **setting.options, **MERGES[merge], **options})
         rows.append(row(name, merge, run(config, runs / f"{stem}-{merge}", adapter_cache=adapters, wait=True)))
         print(
             {key: rows[-1][key] for key in ("setting", "seed", "merge", "A_T", "F", "fall_new", "inside")}, flush=True
@@ -132,25 +136,28 @@ def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) 
     return file
 
 
-def gather(found: Path, file: Path) -> int:
-    """Write all rows below a folder to one file, in the order of the settings; returns their number."""
-    rows = [line for part in sorted(found.glob("*-seed*.csv")) for line in _read(part)]
-    places = {name: place for place, name in enumerate(SETTINGS)}
-    merges = {name: place for place, name in enumerate(MERGES)}
-    rows.sort(key=lambda line: (line["data"], places[line["setting"]], int(line["seed"]), merges[line["merge"]]))
+def gather(folder: Path, file: Path) -> int:
+    """Write the rows of all files in a folder to one file, in the order of the settings; returns their number."""
+    rows = [line for part in sorted(folder.glob("*-seed*.csv")) for line in _read(part)]
+    settings, merges = list(SETTINGS), list(MERGES)
+    rows.sort(
+        key=lambda line: (line["data"], settings.index(line["setting"]), int(line["seed"]), merges.index(line["merge"]))
+    )
     _write(file, rows)
     return len(rows)
 
 
 def jobs(data: str, options: str) -> list[str]:
     """The commands of all runs: the first three seeds of all settings, then the others."""
-    found = []
+    commands = []
     for seeds in (slice(0, 3), slice(3, None)):
         for name, setting in SETTINGS.items():
             for seed in setting.seeds[seeds]:
-                command = f"python benchmarks/merging/surprises.py run '{name}' --seed {seed} --data {data} {options}"
-                found.append(command)
-    return found
+                command = (
+                    f"python benchmarks/merging/merge_variants.py run '{name}' --seed {seed} --data {data} {options}"
+                )
+                commands.append(command)
+    return commands
 
 
 def _read(file: Path) -> list[dict[str, str]]:
@@ -169,30 +176,34 @@ def _write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Run a setting, collect results, or list all commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ways = parser.add_subparsers(dest="way", required=True)
-    running = ways.add_parser("run", help="one setting, one seed, every merge")
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="run one setting and seed with every merge")
     running.add_argument("setting", choices=SETTINGS)
     running.add_argument("--seed", type=int, required=True)
     running.add_argument("--data", required=True)
     running.add_argument("--backbone", default="vit_small_patch14_112")
     running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--runs", type=Path, help="where records and checkpoints go (default: OUT/runs)")
+    running.add_argument("--runs", type=Path, help="folder of records and checkpoints (default: OUT/runs)")
     running.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further options of the runs")
-    gathering = ways.add_parser("gather", help="all rows into one file")
-    gathering.add_argument("found", type=Path)
+    gathering = commands.add_parser("gather", help="combine all rows in one file")
+    gathering.add_argument("folder", type=Path)
     gathering.add_argument("file", type=Path)
-    listing = ways.add_parser("list", help="the commands of all runs")
+    listing = commands.add_parser("list", help="print the commands of all runs")
     listing.add_argument("--data", default="folder:cub200")
     listing.add_argument("--options", default="--out found")
-    given = parser.parse_args()
-    if given.way == "run":
-        extra = dict(pair.split("=", 1) for pair in given.set)
-        options = {"data": given.data, "backbone": given.backbone, **extra}
-        print(make(given.setting, given.seed, options, given.out, given.runs or given.out / "runs"))
-    elif given.way == "gather":
-        print(f"{gather(given.found, given.file)} rows in {given.file}")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        extra = dict(pair.split("=", 1) for pair in arguments.set)
+        options = {"data": arguments.data, "backbone": arguments.backbone, **extra}
+        print(
+            run_setting(
+                arguments.setting, arguments.seed, options, arguments.out, arguments.runs or arguments.out / "runs"
+            )
+        )
+    elif arguments.command == "gather":
+        print(f"{gather(arguments.folder, arguments.file)} rows in {arguments.file}")
     else:
-        print("\n".join(jobs(given.data, given.options)))
+        print("\n".join(jobs(arguments.data, arguments.options)))
 
 
 if __name__ == "__main__":
