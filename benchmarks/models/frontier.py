@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy of models against image size and training, on photos held out of the training side.
+"""Accuracy of models by image size and training, on held-out training photos.
 
     python benchmarks/models/frontier.py --data FOLDER --backbone ARCHITECTURE:FILE --out frontier.csv --workers 16 \
         --sizes 112 224 --training frozen auto --photos 20 0 --rates 0.05 0.1
 
-FOLDER holds ``SET/CLASS/*``. A quarter of each class, chosen in groups of photos that look alike, is held out; the
-``--split`` numbers the choice. Each trial teaches all classes in one update, with at most ``--photos`` of each class (0
+FOLDER holds ``SET/CLASS/*``. A quarter of each class, in groups of similar photos, is held out; ``--split`` is the
+seed of this choice. Each trial teaches all classes in one update, with at most ``--photos`` of each class (0
 is all), and classifies the held-out photos. ``frozen`` trains no adapter. Each finished trial is a row of ``--out``;
-the same command continues where it was stopped.
+repeat the command to resume.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ READOUT = "rgda"
 
 @dataclass(frozen=True)
 class Trial:
-    """One point: a set of photos, the size of the network's input and the training."""
+    """A combination of a set of photos, the size of the network's input and the training."""
 
     data: str
     split: int
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial measured. Seconds are those of learning while other trials share the machine."""
+    """The result of a trial. The seconds are those of learning, while other trials share the machine."""
 
     classes: int
     taught: int
@@ -76,7 +76,7 @@ def trials(arguments: argparse.Namespace) -> list[Trial]:
 
 
 def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
-    """The photos to teach and those to classify, each in the order of their classes and names."""
+    """The photos to teach and those to classify, in the order of their classes and names."""
     files = [
         file
         for place in sorted(folder.iterdir(), key=lambda place: natural_key(place.name))
@@ -94,7 +94,7 @@ def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
 
 
 def at_most(batch: DecodedImages, photos: int, seed: int) -> DecodedImages:
-    """A random choice of so many photos of each class; 0 is all."""
+    """At most this many random photos of each class; 0 is all."""
     assert batch.labels is not None
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)).tolist()
     count: dict[str, int] = {}
@@ -114,7 +114,7 @@ def at_most(batch: DecodedImages, photos: int, seed: int) -> DecodedImages:
 
 
 def frozen_state(engine: Engine, batch: DecodedImages) -> State:
-    """A model whose adapter was never trained."""
+    """A model with an untrained adapter."""
     assert batch.labels is not None
     state = initial_state(engine, choose_options("auto", {}, engine.vit), READOUT)
     names = sorted(set(batch.labels), key=natural_key)
@@ -132,7 +132,7 @@ def taught_state(engine: Engine, batch: DecodedImages, trial: Trial) -> State:
 
 
 def outcome(engine: Engine, state: State, taught: DecodedImages, held_out: DecodedImages, seconds: float) -> Outcome:
-    """Accuracy on held-out photos, of photos and as a mean over classes."""
+    """Accuracy on held-out photos, overall and as a mean over classes."""
     assert held_out.labels is not None
     features = engine.features(held_out.pixels, engine.adapters(state))
     rows = torch.tensor([state.classes.index(label) for label in held_out.labels])
@@ -160,20 +160,20 @@ def run_group(group: Sequence[Trial], photos: tuple[list[Path], list[Path]], bac
         started = time.perf_counter()
         state = frozen_state(engine, batch) if trial.training == "frozen" else taught_state(engine, batch, trial)
         row = (*astuple(trial), *astuple(outcome(engine, state, batch, held_out, time.perf_counter() - started)))
-        with out.open("a", newline="") as file:  # one short line, which systems append in one piece
+        with out.open("a", newline="") as file:  # the system appends one short line atomically
             csv.writer(file, lineterminator="\n").writerow(row)
         print(*row, flush=True)
     return len(group)
 
 
 def finished(out: Path) -> set[tuple[str, ...]]:
-    """Trials that are in the file."""
+    """The trials in the file."""
     with out.open(newline="") as file:
         return {tuple(row[field.name] for field in fields(Trial)) for row in csv.DictReader(file)}
 
 
 def main() -> None:
-    """Run the trials that are missing."""
+    """Run the missing trials."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--backbone", required=True)
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[0.2])
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--per-worker", type=int, default=6, help="trials of one set and size in one process")
+    parser.add_argument("--per-worker", type=int, default=6, help="number of trials of one set and size per process")
     arguments = parser.parse_args()
     arguments.sets = arguments.sets or sorted(place.name for place in arguments.data.iterdir())
     if not arguments.out.exists():
@@ -196,9 +196,9 @@ def main() -> None:
     for trial in missing:
         by_size.setdefault((trial.data, trial.image_size), []).append(trial)
     groups = [
-        each[i : i + arguments.per_worker]
-        for each in by_size.values()
-        for i in range(0, len(each), arguments.per_worker)
+        group[i : i + arguments.per_worker]
+        for group in by_size.values()
+        for i in range(0, len(group), arguments.per_worker)
     ]
     groups.sort(key=lambda group: -group[0].image_size * len([t for t in group if t.training != "frozen"]))
     context = multiprocessing.get_context("spawn")

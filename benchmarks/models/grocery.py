@@ -5,9 +5,9 @@
 
 FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The updates, of 1 to
 20 classes, are in grocery-arrivals.json; they were chosen before any measurement. ``--validate N`` evaluates a quarter
-of the training photos instead of the test photos, held out in groups of similar photos; N is the number of the split.
-All choices are made on it. ``--params '{"backbone": "fast"}'`` uses the small network. Results contain the options of
-their preset; in earlier results without them, no preset (or ``auto``) is the current ``thorough``.
+of the training photos instead of the test photos, held out in groups of similar photos; N is the seed of the split.
+All choices are made this way. ``--params '{"backbone": "fast"}'`` uses the small network. Results contain the options
+of their preset; in earlier results without them, no preset (or ``auto``) is the current ``thorough``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from onea.research.cli.display import RunDisplay
 from onea.vit.network_config import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
-# By a preset; its name may mean another one later.
-CHOSEN = ("adapter_blocks", "epochs", "views", "enough_images", "patch_drop_rate")
+# Options that a preset sets; they are recorded because presets may change.
+PRESET_OPTIONS = ("adapter_blocks", "epochs", "views", "enough_images", "patch_drop_rate")
 Photos = dict[str, list[Path]]
 
 
@@ -46,10 +46,10 @@ def photos(folder: Path) -> Photos:
     return {place.name: find_images(place) for place in sorted(folder.iterdir()) if place.is_dir()}
 
 
-def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
+def hold_out_groups(train: Photos, split: int) -> tuple[Photos, Photos]:
     """Split each class into three quarters for training and one for testing; groups of similar photos stay together.
 
-    A random quarter would hold near-duplicates of the rest, which are no test: 94 % of them are recognised.
+    A random quarter would contain near-duplicates of the rest, which would be too easy: 94 % of them are recognised.
     """
     files, labels = labelled(train, list(train))
     engine = Engine(FAST, "auto", "auto", 0, mirror=True)
@@ -59,22 +59,22 @@ def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
     rows = torch.tensor([names.index(label) for label in labels])
     held = set(held_out_rows(rows, names, groups_by_class(features, rows, GROUPS), 0.25, seed=split, update=0).tolist())
     kept: Photos = {name: [] for name in names}
-    seen: Photos = {name: [] for name in names}
+    held_out: Photos = {name: [] for name in names}
     for row, (file, name) in enumerate(zip(files, labels, strict=True)):
-        (seen if row in held else kept)[name].append(file)
-    return kept, seen
+        (held_out if row in held else kept)[name].append(file)
+    return kept, held_out
 
 
-def labelled(sides: Photos, classes: Sequence[str]) -> tuple[list[Path], list[str]]:
+def labelled(photos: Photos, classes: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Files and labels of some classes."""
-    pairs = [(file, name) for name in classes for file in sorted(sides[name], key=lambda file: natural_key(file.name))]
+    pairs = [(file, name) for name in classes for file in sorted(photos[name], key=lambda file: natural_key(file.name))]
     return [file for file, _ in pairs], [name for _, name in pairs]
 
 
-def chosen(model: OneA) -> dict[str, Any]:
-    """The options that the preset of a model selected."""
+def preset_options(model: OneA) -> dict[str, Any]:
+    """The options of a model that its preset set."""
     options = model.snapshot().state.options
-    return {name: options[name] for name in CHOSEN}
+    return {name: options[name] for name in PRESET_OPTIONS}
 
 
 def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: Photos) -> dict[str, Any]:
@@ -87,26 +87,26 @@ def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: P
         seconds = time.perf_counter() - started
         known += update["classes"]
         # Without the answer unknown, as in all benchmarks of accuracy; its rate is measured separately.
-        present = model.snapshot()
-        asked = labelled(test, known)
-        found = evaluate(Snapshot(present.engine, present.state, None), *asked)
+        snapshot = model.snapshot()
+        examples = labelled(test, known)
+        result = evaluate(Snapshot(snapshot.engine, snapshot.state, None), *examples)
         step = {
             "name": update["name"],
             "classes": len(update["classes"]),
             "known": len(known),
             "seconds": round(seconds, 1),
-            "accuracy": round(100 * found.accuracy, 2),
-            "class_balanced": round(100 * found.balanced_accuracy, 2),
-            "answered_unknown": round(100 * evaluate(present, *asked).unknown, 2),
+            "accuracy": round(100 * result.accuracy, 2),
+            "class_balanced": round(100 * result.balanced_accuracy, 2),
+            "answered_unknown": round(100 * evaluate(snapshot, *examples).unknown, 2),
             "epochs": model.history[-1]["epochs"],
             "images": model.history[-1]["images"],
             "held_out_accuracy": model.history[-1]["held_out_accuracy"],
         }
         print(json.dumps(step), flush=True)
         steps.append(step)
-    taught = sum(step["epochs"] * step["images"] for step in steps)
+    image_steps = sum(step["epochs"] * step["images"] for step in steps)
     total = sum(step["seconds"] for step in steps)
-    return {"seconds": round(total, 1), "image_steps_per_second": round(taught / total, 1), "steps": steps}
+    return {"seconds": round(total, 1), "image_steps_per_second": round(image_steps / total, 1), "steps": steps}
 
 
 def main() -> None:
@@ -115,24 +115,24 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--way", choices=("stream", "at-once", "both"), default="both")
-    parser.add_argument("--validate", type=int, metavar="N", help="split of the training photos to look at")
+    parser.add_argument("--validate", type=int, metavar="N", help="evaluate this split of the training photos")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--params", type=json.loads, default={}, help="of OneA, as JSON")
     arguments = parser.parse_args()
     updates = json.loads(UPDATES.read_text())
     train, test = photos(arguments.data / "train"), photos(arguments.data / "test")
     if arguments.validate is not None:
-        train, test = divided(train, arguments.validate)
+        train, test = hold_out_groups(train, arguments.validate)
     at_once = [{"name": "all at once", "classes": [name for update in updates for name in update["classes"]]}]
     results: dict[str, Any] = {
         "params": arguments.params,
         "looked_at": "test" if arguments.validate is None else f"split {arguments.validate}",
     }
-    for way, given in (("stream", updates), ("at-once", at_once)):
+    for way, taught in (("stream", updates), ("at-once", at_once)):
         if arguments.way in (way, "both"):
             model = OneA(threads=arguments.threads, **arguments.params)
-            results[way] = teach(model, given, train, test)
-            results["chosen"] = chosen(model)
+            results[way] = teach(model, taught, train, test)
+            results["chosen"] = preset_options(model)
             write_json(arguments.out, results)
 
 

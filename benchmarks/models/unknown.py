@@ -8,7 +8,7 @@ classes, and of OTHER with entirely different content, are unknown. Appends a li
 called unknown at 5 % of the known ones, the area under the ROC curve, that of each published detector on the same
 features, and the calibration error of the probabilities.
 
-``--validate`` evaluates a quarter of the training photos instead; all choices are made on it. ``--validate alike``
+``--validate`` evaluates a quarter of the training photos instead; all choices are made this way. ``--validate alike``
 holds out whole groups of similar photos, for photos taken in series. ``--updates`` is the number of updates,
 ``--gamma`` their imbalance (1: equal), and ``--per-class`` the maximum number of photos per class. ``--again`` adds a
 last update with all photos.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grocery import Photos, chosen, divided, labelled, photos
+from grocery import Photos, hold_out_groups, labelled, photos, preset_options
 from torch import Tensor
 
 from onea.model.answers import Snapshot
@@ -43,49 +43,49 @@ LOOKED_AT = {
 }
 
 
-def at_random(train: Photos, seed: int) -> tuple[Photos, Photos]:
+def hold_out_random(train: Photos, seed: int) -> tuple[Photos, Photos]:
     """Split each class into three quarters for training and one for testing."""
     generator = torch.Generator().manual_seed(seed)
-    kept, seen = dict[str, list[Path]](), dict[str, list[Path]]()
+    kept, held_out = dict[str, list[Path]](), dict[str, list[Path]]()
     for name, files in train.items():
         order = torch.randperm(len(files), generator=generator).tolist()
-        shown = set(order[::4])
-        seen[name] = [files[row] for row in sorted(shown)]
-        kept[name] = [files[row] for row in sorted(set(order) - shown)]
-    return kept, seen
+        chosen = set(order[::4])
+        held_out[name] = [files[row] for row in sorted(chosen)]
+        kept[name] = [files[row] for row in sorted(set(order) - chosen)]
+    return kept, held_out
 
 
-def calibration_error(chances: Tensor, right: Tensor) -> float:
+def calibration_error(confidences: Tensor, correct: Tensor) -> float:
     """Expected calibration error over ten equal intervals of confidence."""
-    place = (chances * BINS).long().clamp_max(BINS - 1)
-    gaps = [(chances[place == row] - right[place == row].double()).sum().abs() for row in range(BINS)]
-    return float(sum(gaps)) / len(right)
+    bins = (confidences * BINS).long().clamp_max(BINS - 1)
+    gaps = [(confidences[bins == index] - correct[bins == index].double()).sum().abs() for index in range(BINS)]
+    return float(sum(gaps)) / len(correct)
 
 
-def percent(share: float) -> float:
+def percent(fraction: float) -> float:
     """A fraction as a rounded percentage."""
-    return round(100 * share, 2)
+    return round(100 * fraction, 2)
 
 
 def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
     """Scores of published detectors, higher for known classes."""
-    found = model.score_features(features)
+    result = model.score_features(features)
     signals = model.state.signals()
-    near, _, likely, away, _ = signals(features, found.scores).unbind(1)
-    logits = found.scores.double() / model.state.temperature
-    chances = logits.softmax(1)
+    cosine, _, likelihood_ratio, distance, _ = signals(features, result.scores).unbind(1)
+    logits = result.scores.double() / model.state.temperature
+    probabilities = logits.softmax(1)
     # The likelihood ratio with the shared covariance instead of one per class.
-    likeliest = found.scores.double().amax(1) * features.shape[1]
+    largest_likelihood = result.scores.double().amax(1) * features.shape[1]
     return {
-        "ours": found.familiarity,
-        "largest probability": chances.amax(1),
+        "ours": result.familiarity,
+        "largest probability": probabilities.amax(1),
         "largest score": logits.amax(1),
         "energy": logits.logsumexp(1),
-        "entropy": (chances * chances.clamp_min(1e-12).log()).sum(1),
-        "cosine": near,
-        "Mahalanobis": away,
-        "relative Mahalanobis": likely - likeliest - 0.5 * away**2,
-        "likelihood ratio": likely,
+        "entropy": (probabilities * probabilities.clamp_min(1e-12).log()).sum(1),
+        "cosine": cosine,
+        "Mahalanobis": distance,
+        "relative Mahalanobis": likelihood_ratio - largest_likelihood - 0.5 * distance**2,
+        "likelihood ratio": likelihood_ratio,
     }
 
 
@@ -96,62 +96,64 @@ def main() -> None:
     parser.add_argument("--classes", required=True, type=int)
     parser.add_argument("--updates", type=int, default=1)
     parser.add_argument("--gamma", type=float, default=0.01)
-    parser.add_argument("--again", action="store_true", help="teach all of them once more at the end, in one update")
+    parser.add_argument("--again", action="store_true", help="teach all photos once more at the end, in one update")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--far", type=Path)
     parser.add_argument("--validate", nargs="?", const="random", choices=("random", "alike"))
     parser.add_argument("--per-class", type=int)
     parser.add_argument("--params", type=json.loads, default={}, help="of OneA, as JSON")
     parser.add_argument("--out", required=True, type=Path)
-    given = parser.parse_args()
-    train, test = photos(given.data / "train"), photos(given.data / "test")
-    if given.validate:
-        train, test = (divided if given.validate == "alike" else at_random)(train, given.seed)
-    train = {name: files[: given.per_class] for name, files in train.items()}
+    arguments = parser.parse_args()
+    train, test = photos(arguments.data / "train"), photos(arguments.data / "test")
+    if arguments.validate:
+        train, test = (hold_out_groups if arguments.validate == "alike" else hold_out_random)(train, arguments.seed)
+    train = {name: files[: arguments.per_class] for name, files in train.items()}
     names = sorted(train)
-    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(given.seed)).tolist()
-    known, others = ([names[row] for row in part] for part in (order[: given.classes], order[given.classes :]))
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(arguments.seed)).tolist()
+    known, others = ([names[row] for row in part] for part in (order[: arguments.classes], order[arguments.classes :]))
 
     sizes = step_sizes(len(known), given.updates, given.gamma)
     shuffled = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(given.seed)).tolist()
     model, started, rest = OneA(**given.params), time.perf_counter(), list(known)
     for size in (sizes[row] for row in shuffled):
-        model.learn(*labelled(train, rest[:size]))
-        rest = rest[size:]
-    if given.again:
+        model.learn(*labelled(train, remaining[:size]))
+        remaining = remaining[size:]
+    if arguments.again:
         model.learn(*labelled(train, known))
     seconds, answers = time.perf_counter() - started, model.snapshot()
 
-    def seen(files: Any) -> Tensor:
+    def features_of(files: Any) -> Tensor:
         return answers.engine.features(answers.read(files).pixels, answers.adapters)
 
     files, labels = labelled(test, known)
-    inside = seen(files)
-    found = answers.score_features(inside)
-    right = found.scores.argmax(1) == torch.tensor([answers.classes.index(label) for label in labels])
+    known_features = features_of(files)
+    scored = answers.score_features(known_features)
+    correct = scored.scores.argmax(1) == torch.tensor([answers.classes.index(label) for label in labels])
     result: dict[str, Any] = {
-        "data": given.data.name,
-        "looked_at": LOOKED_AT[given.validate],
+        "data": arguments.data.name,
+        "looked_at": LOOKED_AT[arguments.validate],
         "backbone": answers.state.backbone["name"],
         **{
-            name: getattr(given, name)
+            name: getattr(arguments, name)
             for name in ("classes", "per_class", "updates", "gamma", "again", "seed", "params")
         },
-        "chosen": chosen(model),
+        "chosen": preset_options(model),
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
-        "right": percent(float(right.double().mean())),
-        "calibration_error": round(100 * calibration_error(answers.probabilities(found).classes.amax(1), right), 2),
-        "known_called_unknown": percent(rejection_rate(found.familiarity, answers.threshold)),
+        "right": percent(float(correct.double().mean())),
+        "calibration_error": round(100 * calibration_error(answers.probabilities(scored).classes.amax(1), correct), 2),
+        "known_called_unknown": percent(rejection_rate(scored.familiarity, answers.threshold)),
     }
     if others:
-        ours, theirs = (detectors(answers, features) for features in (inside, seen(labelled(test, others)[0])))
+        ours, theirs = (
+            detectors(answers, features) for features in (known_features, features_of(labelled(test, others)[0]))
+        )
         result["others_called_unknown"] = percent(rejection_rate(theirs["ours"], answers.threshold))
         result["auroc"] = {name: percent(auroc(ours[name], theirs[name])) for name in ours}
-    if given.far:
-        far = answers.score_features(seen(given.far)).familiarity
+    if arguments.far:
+        far = answers.score_features(features_of(arguments.far)).familiarity
         result["far_called_unknown"] = percent(rejection_rate(far, answers.threshold))
-    with given.out.open("a") as file:
+    with arguments.out.open("a") as file:
         file.write(json.dumps(result) + "\n")
     print(json.dumps(result, indent=1))
 

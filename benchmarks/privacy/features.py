@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fingerprints import FIELDS, copied, correlation, drawn, grey, pixels
+from fingerprints import FIELDS, correlation, grey, pixels, recoded, reconstructions
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,17 +29,17 @@ from onea.vit.hooks import NO_HOOKS
 from onea.vit.network_config import DEFAULT
 
 
-def some(folder: Path, most: int) -> list[Path]:
-    """Photos of a folder, at even intervals."""
+def sample(folder: Path, count: int) -> list[Path]:
+    """At most this many photos of a folder, at even intervals."""
     files = find_images(folder)
-    return files[:: max(1, len(files) // most)][:most]
+    return files[:: max(1, len(files) // count)][:count]
 
 
-def read(files: list[Path], engine: Engine, how: Callable[[Path], np.ndarray]) -> tuple[Tensor, Tensor]:
+def read(files: list[Path], engine: Engine, load: Callable[[Path], np.ndarray]) -> tuple[Tensor, Tensor]:
     """The features of photos as models store them, and the grey images."""
     features, pictures = [], []
     for start in range(0, len(files), 64):
-        images = np.stack(list(map_threaded(how, files[start : start + 64])))
+        images = np.stack(list(map_threaded(load, files[start : start + 64])))
         features.append(engine.features(images, NO_HOOKS).bfloat16().float())
         pictures.append(grey(images))
         print(f"{start + len(images)} of {len(files)}", flush=True)
@@ -54,18 +54,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     engine = Engine(DEFAULT, "auto", "fp32", 0, True)
-    files = [some(folder, most) for folder, most in zip(args.data, args.photos, strict=True)]
-    known, given = (read(part, engine, pixels) for part in files)
-    mean, true, count = known[1].mean(0), given[1], len(given[1])
+    files = [sample(folder, count) for folder, count in zip(args.data, args.photos, strict=True)]
+    known, target = (read(part, engine, pixels) for part in files)
+    mean, true, count = known[1].mean(0), target[1], len(target[1])
     rows = [("mean picture alone: correlation", count, correlation(mean.expand_as(true), true))]
-    for decoder, pictures in drawn(known[0], given[0], known[1]).items():
+    for decoder, pictures in reconstructions(known[0], target[0], known[1]).items():
         name = f"features, {decoder} decoder: correlation"
         rows.append((name, count, max(correlation(picture + mean, true) for picture in pictures)))
-        rows.append((f"{name} less the mean picture", count, max(correlation(each, true - mean) for each in pictures)))
-    again, _ = read(files[1], engine, partial(copied, "JPEG", 60, 0.5))
-    nearest = (F.normalize(again, dim=1) @ F.normalize(given[0], dim=1).T).argmax(1)
-    found = float((nearest == torch.arange(count)).float().mean())
-    rows.append(("features: share of photos found by a copy", count, found))
+        rows.append(
+            (f"{name} less the mean picture", count, max(correlation(picture, true - mean) for picture in pictures))
+        )
+    copies, _ = read(files[1], engine, partial(recoded, "JPEG", 60, 0.5))
+    nearest = (F.normalize(copies, dim=1) @ F.normalize(target[0], dim=1).T).argmax(1)
+    matched = float((nearest == torch.arange(count)).float().mean())
+    rows.append(("features: share of photos found by a copy", count, matched))
     with args.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(FIELDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints of photos: what they reveal, and how many copies and other photos they match.
+"""Fingerprints of photos: how much they reveal, and how many copies and other photos they match.
 
     python benchmarks/privacy/fingerprints.py --data grocery/train grocery/test cub200/train cub200/test --out FILE.csv
 
@@ -41,8 +41,8 @@ def pixels(file: Path) -> np.ndarray:
     return fit(read_image(file, min_side=SIDE), SIDE, SIDE)
 
 
-def copied(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
-    """A photo that was re-encoded."""
+def recoded(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
+    """A photo, re-encoded at another size."""
     image, content = read_image(file), BytesIO()
     size = round(image.width * scale), round(image.height * scale)
     image.resize(size, Image.Resampling.LANCZOS).save(content, form, quality=quality)
@@ -78,59 +78,59 @@ def signs(pictures: Tensor) -> Tensor:
     transform = torch.cos(torch.pi * (step + 0.5) * step[:, None] / SMALL)
     lowest = (step + step[:, None]).flatten().argsort(stable=True)[1:129]
     coefficients = transform @ pictures.double().unflatten(1, (SMALL, SMALL)) @ transform.T
-    found: Tensor = coefficients.flatten(1)[:, lowest].sign().float()
-    return found
+    result: Tensor = coefficients.flatten(1)[:, lowest].sign().float()
+    return result
 
 
-def correlation(found: Tensor, true: Tensor) -> float:
+def correlation(estimate: Tensor, true: Tensor) -> float:
     """The mean correlation between the pixels of image pairs."""
-    found, true = (F.normalize(each - each.mean(1, keepdim=True), dim=1) for each in (found, true))
-    return float((found * true).sum(1).mean())
+    estimate, true = (F.normalize(image - image.mean(1, keepdim=True), dim=1) for image in (estimate, true))
+    return float((estimate * true).sum(1).mean())
 
 
-def drawn(known: Tensor, given: Tensor, pictures: Tensor) -> dict[str, list[Tensor]]:
-    """Reconstructions minus the mean image of ridge and kernel regression at all their settings."""
+def reconstructions(known: Tensor, target: Tensor, pictures: Tensor) -> dict[str, list[Tensor]]:
+    """Reconstructions, minus the mean image, by ridge and kernel regression with all their settings."""
     mean, spread = known.mean(0), known.std(0)
-    known, given = ((each - mean)[:, spread > 0] / spread[spread > 0] for each in (known, given))
-    wanted = pictures - pictures.mean(0)
-    found: dict[str, list[Tensor]] = {"linear": [], "kernel": []}
+    known, target = ((rows - mean)[:, spread > 0] / spread[spread > 0] for rows in (known, target))
+    centred = pictures - pictures.mean(0)
+    results: dict[str, list[Tensor]] = {"linear": [], "kernel": []}
     for ridge in RIDGES:
         gram = known.T @ known + ridge * torch.eye(known.shape[1])
-        found["linear"].append(given @ torch.linalg.solve(gram, known.T @ wanted))
-    apart, away = torch.cdist(known, known).square(), torch.cdist(given, known).square()
+        results["linear"].append(target @ torch.linalg.solve(gram, known.T @ centred))
+    known_distances, target_distances = torch.cdist(known, known).square(), torch.cdist(target, known).square()
     for width in WIDTHS:
-        scale = width * apart.mean()
+        scale = width * known_distances.mean()
         for ridge in RIDGES:
-            kernel = (-apart / scale).exp() + ridge / 10 * torch.eye(len(known))
-            found["kernel"].append((-away / scale).exp() @ torch.linalg.solve(kernel, wanted))
-    return found
+            kernel = (-known_distances / scale).exp() + ridge / 10 * torch.eye(len(known))
+            results["kernel"].append((-target_distances / scale).exp() @ torch.linalg.solve(kernel, centred))
+    return results
 
 
-def revealed(known: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> Iterator[tuple[str, int, float]]:
+def decoder_rows(known: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Iterator[tuple[str, int, float]]:
     """The quality of reconstructions from fingerprints and from signs."""
-    mean, true = known[1].mean(0), given[1]
+    mean, true = known[1].mean(0), target[1]
     yield "mean picture alone: correlation", len(true), correlation(mean.expand_as(true), true)
     for source, pair in (
-        ("fingerprint", (inputs(known[0]), inputs(given[0]))),
-        ("128 signs", (signs(known[1]), signs(given[1]))),
+        ("fingerprint", (inputs(known[0]), inputs(target[0]))),
+        ("128 signs", (signs(known[1]), signs(target[1]))),
     ):
-        for decoder, pictures in drawn(*pair, known[1]).items():
+        for decoder, pictures in reconstructions(*pair, known[1]).items():
             without = max(correlation(picture, true - mean) for picture in pictures)
             name = f"{source}, {decoder} decoder: correlation"
             yield name, len(true), max(correlation(picture + mean, true) for picture in pictures)
             yield f"{name} less the mean picture", len(true), without
 
 
-def found(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
+def copy_rows(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
     """The fraction of a folder's photos whose copies match their fingerprint."""
     files = find_images(folder)
     for form, quality, scale in COPIES:
-        right = 0
+        matches = 0
         for start in range(0, len(files), 256):
-            some = files[start : start + 256]
-            images = np.stack(list(map_threaded(partial(copied, form, quality, scale), some)))
-            right += int(same_photos(fingerprints(images), prints[start : start + 256]).diagonal().sum())
-        yield f"{form} {quality} at {scale} times the size: share of copies found", len(files), right / len(files)
+            part = files[start : start + 256]
+            images = np.stack(list(map_threaded(partial(recoded, form, quality, scale), part)))
+            matches += int(same_photos(fingerprints(images), prints[start : start + 256]).diagonal().sum())
+        yield f"{form} {quality} at {scale} times the size: share of copies found", len(files), matches / len(files)
 
 
 def main() -> None:
@@ -140,13 +140,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     pairs = [read(folder) for folder in args.data]
-    rows = list(revealed(*pairs[:2]))
+    rows = list(decoder_rows(*pairs[:2]))
     for name, count, value in rows:
         print(name, count, round(value, 4), flush=True)
-    rows += found(args.data[1], pairs[1][0])
-    prints = torch.cat([one for one, _ in pairs])
-    taken = sum(int(same.tril(part.start - 1).sum()) for part, same in match_in_blocks(prints, prints))
-    rows.append(("pairs of photos that match", len(prints), float(taken)))
+    rows += copy_rows(args.data[1], pairs[1][0])
+    prints = torch.cat([part for part, _ in pairs])
+    matching = sum(int(same.tril(part.start - 1).sum()) for part, same in match_in_blocks(prints, prints))
+    rows.append(("pairs of photos that match", len(prints), float(matching)))
     with args.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(FIELDS)
