@@ -14,7 +14,7 @@ depend on the size of the gradients.
 
 Trials run in processes that share the GPU: those of the first draw first, and of these the methods with six rates, the
 longest first. Each trial becomes a row of ``--trials``; repeat the command to resume. Draws that are added to the
-folder are used as they arrive. ``--choose`` prints the rate of each method, ``--write`` also writes them into the
+folder are used as well. ``--choose`` prints the rate of each method, ``--write`` also writes them into the
 classes.
 """
 
@@ -36,15 +36,15 @@ from typing import Any, cast
 import numpy as np
 from preset_choice import (
     COLUMNS,
-    SIX,
+    SIX_RATES,
     TRIALS,
     append,
     first_rates,
     mean_scores,
     next_rate,
     number_of_rates,
+    print_rates,
     read_rows,
-    tell,
     trained_methods,
 )
 from tuning_data import Material, draws_in, material_of
@@ -87,7 +87,7 @@ def options_of(material: Material, method: str, rate: float) -> Any:
     return make_options(kind.Options, values | few)
 
 
-class Bench:
+class TrialRunner:
     """The state of a worker: the network, and the images of each dataset on its device."""
 
     def __init__(self, backbone: str, image_size: int | None, device: str) -> None:
@@ -106,19 +106,19 @@ class Bench:
         which, started = (trial.data, trial.draw), time.perf_counter()
         self.materials[which] = material
         options = options_of(material, trial.method, trial.rate)
-        found = {"A_T": "", "error": ""}
+        result = {"A_T": "", "error": ""}
         try:
-            found["A_T"] = f"{self._accuracy(trial.method, options, which):.2f}"
-        except OneaError as error:  # the loss is not finite, which is a result, too
-            found["error"] = " ".join(str(error).split())[:80]
+            result["A_T"] = f"{self._accuracy(trial.method, options, which):.2f}"
+        except OneaError as error:  # the loss is not finite, which is also a result
+            result["error"] = " ".join(str(error).split())[:80]
         seconds = time.perf_counter() - started
         if which not in self._frozen:
             kind = METHODS.load("simplecil")
             self._frozen[which] = self._accuracy("simplecil", kind.Options(), which)
         row = (
-            *(*trial.key, options.batch_size, options.epochs, found["A_T"], f"{self._frozen[which]:.2f}"),
+            *(*trial.key, options.batch_size, options.epochs, result["A_T"], f"{self._frozen[which]:.2f}"),
             *(f"{seconds:.1f}", "-".join(map(str, material.sizes)), material.train_images, material.held_out_images),
-            found["error"],
+            result["error"],
         )
         return dict(zip(COLUMNS, row, strict=True))
 
@@ -136,8 +136,7 @@ class Bench:
         prepared = PreparedRun(stream, train, held, learner, {}, material.seed)
         for index in range(stream.tasks):
             learner.learn(prepared.task(index))
-        found = predict_tasks(learner, held, prepared.class_ranges(stream.tasks - 1), material.seed)
-        return found.accuracy
+        return predict_tasks(learner, held, prepared.class_ranges(stream.tasks - 1), material.seed).accuracy
 
     def _images(self, which: tuple[str, int]) -> Any:
         if which not in self._sides:
@@ -169,15 +168,15 @@ class Bench:
 
 def work(connection: Connection, backbone: str, image_size: int | None, device: str) -> None:
     """The main loop of a worker: it receives trials and sends back their rows."""
-    bench = Bench(backbone, image_size, device)
-    while (given := connection.recv()) is not None:
-        connection.send(bench.run(*given))
+    runner = TrialRunner(backbone, image_size, device)
+    while (request := connection.recv()) is not None:
+        connection.send(runner.run(*request))
 
 
 def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadline: float) -> Iterator[Any]:
     """Yield each trial with its row as it finishes; the caller may add trials.
 
-    A trial whose worker dies has no row, and nothing is left running at the deadline.
+    A trial whose worker dies has no row. At the deadline, all workers are killed.
     """
     active: dict[Connection, tuple[Trial, Any]] = {}
     idle: list[tuple[Connection, Any]] = []
@@ -187,7 +186,7 @@ def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadl
                 connection, process = idle.pop() if idle else start()
                 trial = waiting.pop(0)
                 active[connection] = trial, process
-                with contextlib.suppress(OSError):  # it died while idle: the wait below finds out
+                with contextlib.suppress(OSError):  # it died while idle, which the wait below detects
                     connection.send((trial, material(trial)))
             for ready in wait(list(active), timeout=max(0.0, min(1.0, deadline - time.monotonic()))):
                 connection = cast(Connection, ready)
@@ -201,7 +200,7 @@ def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadl
                 idle.append((connection, process))
                 yield trial, row
     finally:
-        for connection, process in [*idle, *((one, process) for one, (_, process) in active.items())]:
+        for connection, process in [*idle, *((connection, process) for connection, (_, process) in active.items())]:
             process.kill()
             process.join()
             connection.close()
@@ -215,23 +214,23 @@ class Queue:
         self.methods = {name: kind for name, kind in trained_methods().items() if name in (wanted or [name])}
         self.materials: dict[tuple[str, int], Material] = {}
         self.waiting: list[Trial] = []
-        self.open: Counter[str] = Counter()
-        self.deaths: Counter[Trial] = Counter()
-        self.known = read_rows(arguments.trials)
+        self.pending: Counter[str] = Counter()
+        self.failures: Counter[Trial] = Counter()
+        self.rows = read_rows(arguments.trials)
         self._arguments, self._place = arguments, place
 
-    def look(self) -> None:
-        """Add finished draws, and plan trials for each method without a pending one."""
+    def refill(self) -> None:
+        """Add new draws, and plan trials for each method without pending ones."""
         for which, file in draws_in(self._arguments.drawn).items():
             if which not in self.materials and which[1] < self._arguments.draws:
                 self.materials[which] = material_of(file, self._arguments.stored_size, self._place)
                 print(f"{which}: {self.materials[which]}", flush=True)
         for name in self.methods:
-            if not self.open[name]:
-                found = self._missing(name)
-                self.open[name] = len(found)
-                self.waiting += found
-        self.waiting.sort(key=lambda one: (one.draw, one.method not in SIX, -self.cost(one)))
+            if not self.pending[name]:
+                missing = self._missing(name)
+                self.pending[name] = len(missing)
+                self.waiting += missing
+        self.waiting.sort(key=lambda trial: (trial.draw, trial.method not in SIX_RATES, -self.cost(trial)))
 
     def cost(self, trial: Trial) -> float:
         """Approximate cost in image passes."""
@@ -243,20 +242,20 @@ class Queue:
 
     def _missing(self, name: str) -> list[Trial]:
         """The missing trials of a method on one draw, once its earlier draws are done."""
-        own = [row for row in self.known if row["method"] == name]
+        own = [row for row in self.rows if row["method"] == name]
         centre = (self.methods[name].base_learning_rate or 0.01) * (1 if name in ADAM else self._arguments.scale)
         rates, first = {float(row["learning_rate"]) for row in own}, number_of_rates(name)
-        if len(rates) < first:  # a base rate that was changed meanwhile must not move the grid
+        if len(rates) < first:  # a base rate that has changed meanwhile must not move the grid
             rates |= set(first_rates(name, centre))
         done = {tuple(row[column] for column in COLUMNS[:4]) for row in own}
         for draw in sorted({draw for _, draw in self.materials}):
-            streams = [data for data, of in self.materials if of == draw]
-            every = [Trial(data, name, rate, draw) for rate in sorted(rates) for data in streams]
-            if not draw and all(one.key in done for one in every):
-                more = next_rate(mean_scores(own, name, draws=1), first)
-                every += [] if more is None else [Trial(data, name, more, draw) for data in streams]
-            if found := [one for one in every if one.key not in done and self.deaths[one] < 2]:
-                return found
+            streams = [data for data, number in self.materials if number == draw]
+            trials = [Trial(data, name, rate, draw) for rate in sorted(rates) for data in streams]
+            if not draw and all(trial.key in done for trial in trials):
+                further = next_rate(mean_scores(own, name, draws=1), first)
+                trials += [] if further is None else [Trial(data, name, further, draw) for data in streams]
+            if missing := [trial for trial in trials if trial.key not in done and self.failures[trial] < 2]:
+                return missing
         return []
 
 
@@ -271,54 +270,56 @@ def tune(arguments: argparse.Namespace) -> None:
 
         def start() -> tuple[Connection, Any]:
             ours, theirs = context.Pipe()
-            given = theirs, arguments.backbone, arguments.image_size, arguments.device
-            process = context.Process(target=work, args=given, daemon=True)
+            values = theirs, arguments.backbone, arguments.image_size, arguments.device
+            process = context.Process(target=work, args=values, daemon=True)
             process.start()
             theirs.close()  # so that the pipe closes when the worker ends
             return ours, process
 
         begun, queue = time.monotonic(), Queue(arguments, Path(place))
-        queue.look()
+        queue.refill()
         passes = sum(map(queue.cost, queue.waiting)) / 1e6
-        print(f"{len(queue.waiting)} trials at first, about {passes:.1f} million image passes", flush=True)
+        print(f"{len(queue.waiting)} trials to begin with, about {passes:.1f} million image passes", flush=True)
 
         def material(trial: Trial) -> Material:
             return queue.materials[trial.data, trial.draw]
 
         for trial, row in run_all(queue.waiting, material, start, arguments.workers, deadline):
-            queue.open[trial.method] -= 1
+            queue.pending[trial.method] -= 1
             if row is None:
-                queue.deaths[trial] += 1
-                print(f"{trial} died with its process", flush=True)
+                queue.failures[trial] += 1
+                print(f"{trial} failed: its process died", flush=True)
             else:
                 append(arguments.trials, row)
-                queue.known.append({name: str(value) for name, value in row.items()})
-                print(f"{time.monotonic() - begun:6.0f} s  {','.join(queue.known[-1].values())}", flush=True)
-            queue.look()
-        print("time is up; the same command goes on from here" if time.monotonic() >= deadline else "done", flush=True)
+                queue.rows.append({name: str(value) for name, value in row.items()})
+                print(f"{time.monotonic() - begun:6.0f} s  {','.join(queue.rows[-1].values())}", flush=True)
+            queue.refill()
+        print(
+            "time limit reached; repeat the command to continue" if time.monotonic() >= deadline else "done", flush=True
+        )
 
 
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drawn", nargs="?", type=Path, help="folder with what tuning_data.py has drawn")
-    parser.add_argument("--methods", nargs="+", help="only these")
+    parser.add_argument("drawn", nargs="?", type=Path, help="folder that tuning_data.py wrote")
+    parser.add_argument("--methods", nargs="+", help="methods to tune; by default all")
     parser.add_argument("--trials", type=Path, default=TRIALS)
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--limit-seconds", type=float, default=400.0)
-    parser.add_argument("--draws", type=int, default=100, help="streams of each dataset, at most")
+    parser.add_argument("--draws", type=int, default=100, help="maximum number of streams per dataset")
     parser.add_argument("--backbone", default=BACKBONE)
     parser.add_argument("--image-size", type=int, help="side of the network's input, if not its own")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the rates of SGD, against the present ones")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of SGD's rates, relative to the present ones")
     parser.add_argument(
         "--stored-size", type=int, default=128, help="side of stored images: the network's input x 8 / 7"
     )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--choose", action="store_true", help="tell the rates that the trials speak for")
-    parser.add_argument("--write", action="store_true", help="with --choose: put them into the classes")
+    parser.add_argument("--choose", action="store_true", help="print the best rate of each method")
+    parser.add_argument("--write", action="store_true", help="with --choose: also write the rates into the classes")
     arguments = parser.parse_args()
     if arguments.choose:
-        tell(arguments.trials, arguments.write)
+        print_rates(arguments.trials, arguments.write)
     elif arguments.drawn:
         tune(arguments)
     else:

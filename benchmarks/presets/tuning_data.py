@@ -48,9 +48,9 @@ class Material:
 
 
 def draw_stream(classes: int, draw: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Seed, class order and sizes of the first tasks of a step-imbalanced stream that begins with ten classes or more.
+    """Seed, class order and sizes of the first tasks of a step-imbalanced stream that begins with at least ten classes.
 
-    With a small task among them, where there are three or more: methods are to be tuned for uneven streams.
+    If there are three tasks or more, one of them is small, because methods are tuned for uneven streams.
     """
     tasks = max(2, round(classes / CLASSES_OF_TASK))
     few, first = max(2, round(0.4 * tasks)), min(CLASSES_OF_TASK, classes // 4)
@@ -62,10 +62,10 @@ def draw_stream(classes: int, draw: int) -> tuple[int, tuple[int, ...], tuple[in
             draw -= 1
             if draw < 0:
                 return seed, stream.class_order[: sum(sizes)], sizes
-    raise AssertionError("there is always one more seed")
+    raise AssertionError("the seeds never end")
 
 
-def draw_images(path: str, draw: int, per_class: int, holdout: float, most_held_out: int, file: Path) -> int:
+def draw_images(path: str, draw: int, per_class: int, holdout: float, max_held_out: int, file: Path) -> int:
     """Write the file of one draw; returns the number of its images."""
     dataset = load_dataset(f"folder:{path}")
     seed, order, sizes = draw_stream(len(dataset.classes), draw)
@@ -73,7 +73,7 @@ def draw_images(path: str, draw: int, per_class: int, holdout: float, most_held_
     images, labels, held = [], [], []
     for position, label in enumerate(order):
         own = numbers.permutation(np.flatnonzero(dataset.train.labels == label))
-        out = min(max(1, round(holdout * len(own))), most_held_out)
+        out = min(max(1, round(holdout * len(own))), max_held_out)
         chosen = own[: out + per_class]
         images += [(dataset.train.files or ())[row].read_bytes() for row in chosen]
         labels += [position] * len(chosen)
@@ -122,16 +122,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", help="NAME=FOLDER for each dataset")
     parser.add_argument("--to", type=Path, required=True)
-    parser.add_argument("--draws", type=int, default=1, help="streams of each dataset")
-    parser.add_argument("--per-class", type=int, default=60, help="training images of a class, at most")
-    parser.add_argument("--holdout", type=float, default=0.25, help="share of a class's images that is held out")
-    parser.add_argument("--most-held-out", type=int, default=40, help="images of a class, at most")
-    given = parser.parse_args()
-    given.to.mkdir(parents=True, exist_ok=True)
-    for name, _, path in (one.partition("=") for one in given.data):
-        for draw in range(given.draws):
-            file = given.to / f"{name}-{draw}.npz"
-            total = draw_images(path, draw, given.per_class, given.holdout, given.most_held_out, file)
+    parser.add_argument("--draws", type=int, default=1, help="number of streams per dataset")
+    parser.add_argument("--per-class", type=int, default=60, help="maximum number of training images per class")
+    parser.add_argument("--holdout", type=float, default=0.25, help="fraction of held-out images per class")
+    parser.add_argument("--most-held-out", type=int, default=40, help="maximum number of held-out images per class")
+    arguments = parser.parse_args()
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    for name, _, path in (pair.partition("=") for pair in arguments.data):
+        for draw in range(arguments.draws):
+            file = arguments.to / f"{name}-{draw}.npz"
+            total = draw_images(path, draw, arguments.per_class, arguments.holdout, arguments.most_held_out, file)
             print(f"{file}: {total} images, {file.stat().st_size:,} bytes", flush=True)
 
 

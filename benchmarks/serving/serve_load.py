@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load test of ``onea serve``: many clients predict all the time, with one training job in the middle.
+"""Load test of ``onea serve``: many clients send photos without a pause, while one training job runs.
 
     python benchmarks/serving/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-training]
 
@@ -30,16 +30,16 @@ from serve_screenshot import TAUGHT_LIVE, TOKEN, UPDATES, drawn, teach
 
 import onea
 
-ASKED = 24  # different photos
+PHOTOS = 24  # different photos in the requests
 TEACHER = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/zip"}
 JPEG = {"Content-Type": "image/jpeg"}
 Rows = list[dict[str, Any]]
 
 
-def asked() -> list[bytes]:
-    """The photos of the requests."""
+def request_photos() -> list[bytes]:
+    """The photos that clients send."""
     names = [name for _, classes in UPDATES for name in classes]
-    return [drawn(names[n % len(names)], 500 + n) for n in range(ASKED)]
+    return [drawn(names[n % len(names)], 500 + n) for n in range(PHOTOS)]
 
 
 async def client(address: str, photos: list[bytes], end: float, seed: int, seen: Rows) -> None:
@@ -75,33 +75,31 @@ async def job(address: str, after: float) -> dict[str, Any]:
 
 async def load(address: str, clients: int, seconds: float, teaching: bool) -> tuple[Rows, dict[str, Any] | None]:
     """Run all clients and the training job."""
-    names = [name for _, classes in UPDATES for name in classes]
-    photos = [drawn(names[n % len(names)], 500 + n) for n in range(ASKED)]
-    seen: Rows = []
+    photos, seen = request_photos(), Rows()
     end = time.perf_counter() + seconds
-    asking = [client(address, photos, end, seed, seen) for seed in range(clients)]
+    requests = [client(address, photos, end, seed, seen) for seed in range(clients)]
     taught = asyncio.create_task(job(address, seconds / 4)) if teaching else None
-    await asyncio.gather(*asking)
+    await asyncio.gather(*requests)
     return seen, await taught if taught else None
 
 
 def inconsistent(path: Path, seen: Rows) -> int:
-    """Answers that differ from those of their model version."""
+    """The number of answers that differ from those of their model version without load."""
     from onea.model.answers import Snapshot
     from onea.model.storage.folder import read_state
 
     model = onea.load(path)
-    photos = asked()
-    right = {}
+    photos = request_photos()
+    expected_answers = {}
     for version in {row["body"]["version"] for row in seen if row["status"] == 200}:
         snapshot = Snapshot(model.snapshot().engine, read_state(path, version), model.unknown)
-        right[version] = snapshot.answers(photos, 1)
+        expected_answers[version] = snapshot.answers(photos, 1)
     wrong = 0
     for row in seen:
         if row["status"] == 200:
-            answer, expected = row["body"]["answers"][0], right[row["body"]["version"]][row["photo"]]
-            near = abs(answer["top"][0]["confidence"] - expected.top[0][1]) < 1e-3
-            wrong += not (answer["class"] == expected.label and near)
+            answer, expected = row["body"]["answers"][0], expected_answers[row["body"]["version"]][row["photo"]]
+            same_confidence = abs(answer["top"][0]["confidence"] - expected.top[0][1]) < 1e-3
+            wrong += not (answer["class"] == expected.label and same_confidence)
     return wrong
 
 
@@ -112,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--no-training", action="store_true")
-    parser.add_argument("--model", type=Path, help="a drawn shop that serve_screenshot.py --model left; it is copied")
+    parser.add_argument("--model", type=Path, help="a model that serve_screenshot.py --model wrote; it is copied")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "shop.onea"
@@ -125,11 +123,11 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"ONEA_TOKEN": TOKEN})
         try:
             assert server.stdout
-            found = re.search(r"http://\S+", server.stdout.readline())
-            assert found
+            address = re.search(r"http://\S+", server.stdout.readline())
+            assert address
             time.sleep(1)
-            seen, taught = asyncio.run(load(found[0], options.clients, options.seconds, not options.no_training))
-            batches = httpx.get(f"{found[0]}/metrics").text
+            seen, taught = asyncio.run(load(address[0], options.clients, options.seconds, not options.no_training))
+            batches = httpx.get(f"{address[0]}/metrics").text
         finally:
             server.terminate()
             code = server.wait()
@@ -144,7 +142,7 @@ def report(
     wrong: int,
     code: int,
 ) -> None:
-    """All figures, as one JSON object."""
+    """Print all results as one JSON object."""
 
     def spread(rows: Rows) -> dict[str, float]:
         p50, p99 = np.percentile([1000 * row["seconds"] for row in rows], [50, 99]).round(1).tolist()

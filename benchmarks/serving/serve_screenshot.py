@@ -100,19 +100,21 @@ def drawn(name: str, seed: int, side: int = 320) -> bytes:
     return content.getvalue()
 
 
-def between(one: str, other: str, seed: int, share: float) -> bytes:
-    """A blend of two products."""
-    under, over = (Image.open(io.BytesIO(drawn(name, seed))) for name in (one, other))
+def blend(first: str, second: str, seed: int, share: float) -> bytes:
+    """A blend of two products, as JPEG; ``share`` is the weight of the second one."""
+    under, over = (Image.open(io.BytesIO(drawn(name, seed))) for name in (first, second))
     content = io.BytesIO()
     Image.blend(under, over, share).save(content, "JPEG", quality=88)
     return content.getvalue()
 
 
-def strange(side: int = 320) -> bytes:
+def tiles(side: int = 320) -> bytes:
     """A picture without any product."""
-    tiles = np.indices((side, side)).sum(0) // 20 % 2 * 255
+    pattern = np.indices((side, side)).sum(0) // 20 % 2 * 255
     content = io.BytesIO()
-    Image.fromarray(np.stack([tiles, 255 - tiles, np.full_like(tiles, 200)], 2).astype(np.uint8)).save(content, "JPEG")
+    Image.fromarray(np.stack([pattern, 255 - pattern, np.full_like(pattern, 200)], 2).astype(np.uint8)).save(
+        content, "JPEG"
+    )
     return content.getvalue()
 
 
@@ -126,15 +128,15 @@ def teach(path: Path, photos: int = 16) -> None:
     model.save(path)
 
 
-def take(address: str, out: Path, files: Path) -> None:
-    """The page with answers about three photos and a class that is about to be taught."""
+def take_screenshot(address: str, out: Path, files: Path) -> None:
+    """Take a screenshot of the page with answers for three photos and a class to be taught."""
     from playwright.sync_api import sync_playwright
 
-    asked = []
-    pictures = drawn("strawberry jam", 900), between("olive oil", "apple juice", 901, 0.8), strange()
+    predicted = []
+    pictures = drawn("strawberry jam", 900), blend("olive oil", "apple juice", 901, 0.8), tiles()
     for name, content in zip(("IMG_2041.jpg", "IMG_2042.jpg", "tiles.jpg"), pictures, strict=True):
         (files / name).write_bytes(content)
-        asked.append(str(files / name))
+        predicted.append(str(files / name))
     taught = []
     for n in range(14):
         (files / f"jam-{n}.jpg").write_bytes(drawn(TAUGHT_LIVE, 800 + n))
@@ -149,7 +151,7 @@ def take(address: str, out: Path, files: Path) -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
         page.goto(address)
-        page.set_input_files("#predict-files", asked)
+        page.set_input_files("#predict-files", predicted)
         page.wait_for_selector("#answers li")
         page.fill("#teach-class", "plum")
         page.set_input_files("#teach-files", more)
@@ -162,7 +164,7 @@ def take(address: str, out: Path, files: Path) -> None:
         page.evaluate("document.getElementById('teach-dock').classList.remove('afloat')")  # the whole form is visible
         page.screenshot(path=out, full_page=True)
         browser.close()
-    picture = Image.open(out).convert("RGB")  # 256 colours that are refined, or flat greys become white
+    picture = Image.open(out).convert("RGB")  # without refining the 256 colours, flat greys become white
     picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(out, optimize=True)
 
 
@@ -170,7 +172,7 @@ def main() -> None:
     """Teach, serve and take the screenshot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots/serve-1280.png"))
-    parser.add_argument("--model", type=Path, help="keep the drawn shop here and use it again")
+    parser.add_argument("--model", type=Path, help="folder in which the model is kept and reused")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         path = options.model or Path(place) / "corner shop.onea"
@@ -186,7 +188,7 @@ def main() -> None:
         while not server.started:
             time.sleep(0.05)
         try:
-            take(f"http://127.0.0.1:{opened.getsockname()[1]}", options.out, Path(place))
+            take_screenshot(f"http://127.0.0.1:{opened.getsockname()[1]}", options.out, Path(place))
         finally:
             server.should_exit = True
             thread.join()
