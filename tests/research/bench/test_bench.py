@@ -190,7 +190,7 @@ def test_stream_is_timed_and_its_record_is_kept(tiny_vit, tmp_path, monkeypatch,
     assert found["from start to end", "s"] > found["learning", "s"] > 0
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert "holds an earlier run; delete it to measure again" in capsys.readouterr().err
+    assert "contains an earlier run; delete it to measure again" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["onea", "bench", *what, *how, "--rank", "4"])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -233,7 +233,7 @@ def test_exported_files_and_pytorch_are_timed(tiny_vit, tmp_path, monkeypatch, c
         assert units == {("batch 1", "ms"), ("batch 1", "images/s"), ("batch 32", "ms"), ("batch 32", "images/s")}
     for words, sentence in {
         ("--batch", "4"): "--batch has no effect with --export",
-        ("--data", "folder:x"): "--data and --export exclude each other",
+        ("--data", "folder:x"): "--data and --export cannot be combined",
         ("--device", "cuda"): "--export measures the CPU",
     }.items():
         monkeypatch.setattr("sys.argv", [*command, *words])

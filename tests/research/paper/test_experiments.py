@@ -304,9 +304,9 @@ def test_differences_from_the_paper_are_the_first_note() -> None:
     assert notes[0].startswith("Not the paper's setting: backbone vit_small_d6_patch14_84")
     assert "folder:hats" in notes[0]
     assert "context" in notes[0]
-    assert "Reported numbers beside hats (T=5) are the paper's for CIFAR100 (T=10)." in notes
+    assert "The reported numbers beside hats (T=5) are the paper's for CIFAR100 (T=10)." in notes
     ablation = grid_table(plan("ablation", data=("folder:hats",), tasks=5), {})
-    assert "Reported numbers beside hats T=5 are the paper's for CIFAR100 T=10." in ablation.notes
+    assert "The reported numbers beside hats T=5 are the paper's for CIFAR100 T=10." in ablation.notes
     table = grid_table(plan("main", data=("folder:hats",), tasks=5), {})
     assert table.values["One-A", 0].reported == "88.23 ± 0.48"
     assert any("Scale 0.5" in note for note in grid_table(plan("main", scale=0.5), {}).notes)
