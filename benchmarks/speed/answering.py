@@ -4,7 +4,7 @@
     python benchmarks/speed/answering.py [--backbone vit_base_patch16_224] [--classes 200] [--device cuda]
 
 The network has random weights and the classes random statistics: speed depends on neither. Prints a line of CSV for
-each batch size; ``ratio`` is the time of One-A+ by that of One-A.
+each batch size; ``ratio`` is the time of One-A+ divided by that of One-A.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def taught(name: str, vit: FrozenViT, classes: int, runtime: Any) -> Any:
     """A method with class statistics of 40 random features per class."""
     kind = method_class(name)
     method: Any = kind(vit, kind.Options(rank=RANK), runtime, StreamPlan(classes, 1))
-    draw = torch.Generator().manual_seed(0)
-    features, rows = torch.randn(40 * classes, vit.width, generator=draw), torch.arange(classes).repeat(40)
+    generator = torch.Generator().manual_seed(0)
+    features, rows = torch.randn(40 * classes, vit.width, generator=generator), torch.arange(classes).repeat(40)
     for key, known in method.statistics.items():
         method.statistics[key] = known.add(features, rows).to(runtime.device)
     return method
@@ -46,21 +46,21 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=200)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 256])
     parser.add_argument("--seconds", type=float, default=10.0)
-    given = parser.parse_args()
-    runtime = make_runtime(given.device, given.precision, 0)
-    if given.backbone.endswith(".safetensors"):
-        vit = load_backbone(given.backbone)
+    arguments = parser.parse_args()
+    runtime = make_runtime(arguments.device, arguments.precision, 0)
+    if arguments.backbone.endswith(".safetensors"):
+        vit = load_backbone(arguments.backbone)
     else:
-        network = timm.create_model(given.backbone, num_classes=0)
-        vit = FrozenViT(network, given.backbone, "", NetworkConfig())
+        network = timm.create_model(arguments.backbone, num_classes=0)
+        vit = FrozenViT(network, arguments.backbone, "", NetworkConfig())
     vit.cast_matrices(runtime.dtype).to(runtime.device)
-    methods = [taught(name, vit, given.classes, runtime) for name in ("one-a", "one-a-plus")]
+    methods = [taught(name, vit, arguments.classes, runtime) for name in ("one-a", "one-a-plus")]
     print("backbone,device,precision,classes,batch,one_a_s,one_a_plus_s,ratio")
-    for batch in given.batches:
+    for batch in arguments.batches:
         images = torch.rand(batch, 3, vit.size, vit.size).to(runtime.device)
         actions = [lambda method=method: method.scores(images) for method in methods]  # noqa: B023 (called in this turn)
-        plain, plus = (timing.seconds for timing in time_interleaved(actions, runtime.device, given.seconds))
-        values = (given.backbone, runtime.device.type, runtime.precision, given.classes, batch)
+        plain, plus = (timing.seconds for timing in time_interleaved(actions, runtime.device, arguments.seconds))
+        values = (arguments.backbone, runtime.device.type, runtime.precision, arguments.classes, batch)
         print(*values, f"{plain:.6f}", f"{plus:.6f}", f"{plus / plain:.4f}", sep=",", flush=True)
 
 

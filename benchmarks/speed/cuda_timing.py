@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-_WARM = 3  # calls for compilation and the choice of kernels
+_WARM_UP = 3  # calls for compilation and the choice of kernels
 
 
 def microseconds(run: Callable[[], object], repeats: int, replays: int) -> float:
@@ -16,19 +16,19 @@ def microseconds(run: Callable[[], object], repeats: int, replays: int) -> float
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(_WARM):
+        for _ in range(_WARM_UP):
             run()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(repeats):
                 run()
-    found: list[float] = []
+    times: list[float] = []
     for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        found.append(1000 * start.elapsed_time(end) / repeats)
-    return statistics.median(found)
+        times.append(1000 * start.elapsed_time(end) / repeats)
+    return statistics.median(times)

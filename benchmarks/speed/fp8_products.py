@@ -29,19 +29,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 256])
-    given = parser.parse_args()
-    with given.out.open("w", newline="") as file, torch.no_grad():
+    arguments = parser.parse_args()
+    with arguments.out.open("w", newline="") as file, torch.no_grad():
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("rows", "inputs", "outputs", "bf16_us", "fp8_us", "ratio"))
-        for rows in (batch * TOKENS for batch in given.batches):
+        for rows in (batch * TOKENS for batch in arguments.batches):
             for inputs, outputs in WIDTHS:
                 x, weights = (torch.randn(size, inputs, device="cuda").bfloat16() for size in (rows, outputs))
                 bias = torch.randn(outputs, device="cuda").bfloat16()
-                in_eight = (*quantise_rows(x), *quantise_rows(weights), bias)
+                quantised = (*quantise_rows(x), *quantise_rows(weights), bias)
                 # The lambdas are called before the next turn of the loop.
-                plain = microseconds(lambda: F.linear(x, weights, bias), REPEATS, REPLAYS)  # noqa: B023
-                eight = microseconds(lambda: scaled_matmul(*in_eight), REPEATS, REPLAYS)  # noqa: B023
-                table.writerow((rows, inputs, outputs, f"{plain:.1f}", f"{eight:.1f}", f"{plain / eight:.2f}"))
+                bf16 = microseconds(lambda: F.linear(x, weights, bias), REPEATS, REPLAYS)  # noqa: B023
+                fp8 = microseconds(lambda: scaled_matmul(*quantised), REPEATS, REPLAYS)  # noqa: B023
+                table.writerow((rows, inputs, outputs, f"{bf16:.1f}", f"{fp8:.1f}", f"{bf16 / fp8:.2f}"))
 
 
 if __name__ == "__main__":

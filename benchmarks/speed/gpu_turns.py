@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An old commit and the current code on one GPU in turn: training, inference, a stream, one image, memory.
+"""An old commit and the current code, measured in turn on one GPU: training, inference, a stream, one image, memory.
 
     mkdir OLD && git archive 1a2ee9f src | tar x -C OLD
     PYTHONPATH=src python benchmarks/speed/gpu_turns.py --old OLD [--only train,infer] [--out turns.csv]
 
 Each side is a process with its own code. All sides of a section are prepared in parallel (compilation takes a minute)
-and measured in turn, one at a time, so that a slowdown of the machine affects all of them. Figures are written at once;
-the medians, and their ratios to the old commit or another baseline, follow at the end. Networks have random weights,
-and images are random, if only the time is measured. A section that fails or exceeds its time limit is reported and
-skipped.
+and measured in turn, one at a time, so that a slowdown of the machine affects all of them. Results are written at
+once; the medians, and their ratios to the old commit or another baseline, follow at the end. Where only the time is
+measured, weights and images are random. A section that fails or exceeds its time limit is reported and skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-NEW = HERE.parents[1]
+ROOT = HERE.parents[1]
 SMALL = "vit_small_patch14_112"
 FP8 = ("--precision", "fp8")
 
@@ -46,26 +45,26 @@ class Section(NamedTuple):
     against: str = "old"
 
 
-def sections(given: argparse.Namespace) -> dict[str, Section]:
+def sections(arguments: argparse.Namespace) -> dict[str, Section]:
     """All sections by name; sides of the same name in ``train`` and ``infer`` are one process."""
-    last = tuple(f"--{name}={getattr(given, name)}" for name in ("last", "views", "drop", "freeze"))
-    name = f"new last {given.last}" + (f" after {given.freeze:.0%}" if given.freeze else "") + ", cached"
+    last = tuple(f"--{name}={getattr(arguments, name)}" for name in ("last", "views", "drop", "freeze"))
+    name = f"new last {arguments.last}" + (f" after {arguments.freeze:.0%}" if arguments.freeze else "") + ", cached"
     large = {"old": (), "new": (), "new fp8": FP8}
     trained = large | {name: last, f"{name}, fp8": (*last, *FP8)}
     many = {"old": (), "new": (), "new one parameter": ("--one-parameter",)}
     return {
-        "train": Section(trained, given.turns, given.seconds, 240),
-        "infer": Section(large, given.turns, given.seconds, 180),
-        "one": Section({"old": (), "new": ()}, 3, given.seconds, 60),
+        "train": Section(trained, arguments.turns, arguments.seconds, 240),
+        "infer": Section(large, arguments.turns, arguments.seconds, 180),
+        "one": Section({"old": (), "new": ()}, 3, arguments.seconds, 60),
         "memory": Section({"plain": ("--plain",), "old": (), "new": ()}, 1, 0, 60, "plain"),
-        "small": Section(many, given.turns, given.seconds, 150),
-        "stream": Section({"old": (), "new": ()}, given.stream_turns, 0, 420),
+        "small": Section(many, arguments.turns, arguments.seconds, 150),
+        "stream": Section({"old": (), "new": ()}, arguments.stream_turns, 0, 420),
     }
 
 
-def others(sides: dict[str, tuple[str, ...]], without: str) -> dict[str, tuple[str, ...]]:
-    """The sides without those whose name has this prefix."""
-    return {name: extra for name, extra in sides.items() if not name.startswith(without)}
+def without_prefix(sides: dict[str, tuple[str, ...]], prefix: str) -> dict[str, tuple[str, ...]]:
+    """The sides whose names do not have this prefix."""
+    return {name: extra for name, extra in sides.items() if not name.startswith(prefix)}
 
 
 class SideError(Exception):
@@ -84,31 +83,31 @@ class Worker:
                 start_new_session=True,
             )  # fmt: skip
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_lines, daemon=True).start()
 
-    def _listen(self) -> None:
+    def _read_lines(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("@\t"):
                 self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
 
-    def ask(self, *words: object) -> None:
-        """Send a request; ``answer`` waits for its result."""
+    def request(self, *words: object) -> None:
+        """Send a request; ``result`` waits for its result."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             print(*words, file=self.process.stdin, flush=True)
 
-    def answer(self, until: float) -> list[list[str]]:
+    def result(self, deadline: float) -> list[list[str]]:
         """The figures of the last request.
 
         Raises:
-            SideError: it failed, ended, or took too long.
+            SideError: the side failed, ended, or took too long.
         """
         figures: list[list[str]] = []
         while True:
             try:
-                line = self._lines.get(timeout=max(0.01, until - time.monotonic()))
+                line = self._lines.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
                 raise SideError("took too long") from None
             if line is None:
@@ -133,14 +132,14 @@ class Table:
     def __init__(self, path: Path):
         self._file = path.open("w", newline="")
         self._csv = csv.writer(self._file, lineterminator="\n")
-        self.found: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.values: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._write("section", "what", "side", "turn", "value", "unit")
 
     def add(self, section: str, side: str, turn: int, figures: list[list[str]]) -> None:
         """Write the figures of one turn; turn 0 is the preparation."""
         for what, value, unit in figures:
             if turn:
-                self.found[section, what, unit][side].append(float(value))
+                self.values[section, what, unit][side].append(float(value))
             self._write(section, what, side, turn, f"{float(value):.6g}", unit)
 
     def remark(self, section: str, side: str, text: str) -> None:
@@ -149,10 +148,10 @@ class Table:
 
     def summarise(self, section: str, against: str) -> None:
         """Medians, and ratios to one side's."""
-        for (name, what, unit), sides in self.found.items():
+        for (name, what, unit), sides in self.values.items():
             if name != section:
                 continue
-            medians = {side: statistics.median(values) for side, values in sides.items()}
+            medians = {side: statistics.median(numbers) for side, numbers in sides.items()}
             for side, value in medians.items():
                 self._write(section, what, side, "median", f"{value:.6g}", unit)
                 if side != against and medians.get(against):
@@ -172,7 +171,7 @@ def measure(
     start: Callable[[str, tuple[str, ...]], Worker],
 ) -> None:
     """Prepare all sides of a section in parallel, then measure them in turn; a failed side is left out."""
-    until = time.monotonic() + plan.limit
+    deadline = time.monotonic() + plan.limit
     shared = "large" if section in ("train", "infer") else section
     sides: dict[str, Worker] = {}
     for name, extra in plan.sides.items():
@@ -183,21 +182,21 @@ def measure(
 
     def collect(name: str, turn: int) -> None:
         try:
-            table.add(section, name, turn, sides[name].answer(until))
+            table.add(section, name, turn, sides[name].result(deadline))
         except SideError as failure:
             table.remark(section, name, f"failed: {failure}")
             sides.pop(name).stop()
             workers.pop((shared, name))
 
     for worker in sides.values():
-        worker.ask(f"prepare_{section}")
-    began = time.monotonic()
+        worker.request(f"prepare_{section}")
+    started = time.monotonic()
     for name in list(sides):
         collect(name, 0)
-    table.remark(section, "all", f"ready after {time.monotonic() - began:.0f} s")
+    table.remark(section, "all", f"ready after {time.monotonic() - started:.0f} s")
     for turn in range(1, plan.turns + 1):
         for name in list(sides):
-            sides[name].ask(section, plan.seconds)
+            sides[name].request(section, plan.seconds)
             collect(name, turn)
     table.summarise(section, plan.against)
 
@@ -218,46 +217,48 @@ def main() -> None:
     """Measure the selected sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", type=Path, required=True, help="checkout of the old commit")
-    parser.add_argument("--only", default="train,infer,one,memory,small,stream", help="sections, in this order")
-    parser.add_argument("--without", default="", help="sides that start with this are left out")
+    parser.add_argument("--only", default="train,infer,one,memory,small,stream", help="sections to measure")
+    parser.add_argument("--without", default="", help="prefix of the sides to leave out")
     parser.add_argument("--out", type=Path, default=Path("gpu-turns.csv"), help="a log is written beside it")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--large", default="vit_base_patch16_224", help="timm architecture, random weights")
     parser.add_argument("--rank", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--answers", type=int, default=256, help="images of a batch that is answered")
-    parser.add_argument("--steps", type=int, default=16, help="of an epoch of the large network")
-    parser.add_argument("--last", type=int, default=3, help="blocks with an adapter, where not all have one")
-    parser.add_argument("--views", type=int, default=4, help="fixed views of each image, where tokens are kept")
-    parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
-    parser.add_argument("--freeze", type=float, default=0.0, help="share of the epochs in which all blocks learn")
+    parser.add_argument("--answers", type=int, default=256, help="batch size of inference")
+    parser.add_argument("--steps", type=int, default=16, help="steps of an epoch of the large network")
+    parser.add_argument("--last", type=int, default=3, help="last blocks with an adapter, in some sides")
+    parser.add_argument("--views", type=int, default=4, help="fixed views of each image in these sides")
+    parser.add_argument("--drop", type=float, default=0.0, help="fraction of the patches that these sides leave out")
+    parser.add_argument("--freeze", type=float, default=0.0, help="fraction of the epochs in which all blocks learn")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
     parser.add_argument("--epochs", type=int, default=25, help="E0 of the stream; 25 is the paper's")
     parser.add_argument(
-        "--per-class", type=int, default=500, help="training images of the stream; below 100 for trying"
+        "--per-class", type=int, default=500, help="training images per class of the stream; below 100 for a test run"
     )
     parser.add_argument("--stream-turns", type=int, default=1)
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--eager", action="store_true", help="compile nothing, for trying")
-    given = parser.parse_args()
-    chosen, known = given.only.split(","), sections(given)
-    if wrong := set(chosen) - set(known):
-        parser.error(f"no section {', '.join(wrong)}; there are {', '.join(known)}")
-    if given.without:
-        known = {name: plan._replace(sides=others(plan.sides, given.without)) for name, plan in known.items()}
-    table, log = Table(given.out), given.out.with_suffix(".log")
+    parser.add_argument("--eager", action="store_true", help="compile nothing, for a test run")
+    arguments = parser.parse_args()
+    chosen, known = arguments.only.split(","), sections(arguments)
+    if unknown := set(chosen) - set(known):
+        parser.error(f"no section {', '.join(unknown)}; choose from {', '.join(known)}")
+    if arguments.without:
+        known = {
+            name: plan._replace(sides=without_prefix(plan.sides, arguments.without)) for name, plan in known.items()
+        }
+    table, log = Table(arguments.out), arguments.out.with_suffix(".log")
     log.write_text("")
     with tempfile.TemporaryDirectory() as folder:
-        common = ["--device", given.device, "--large", given.large, "--precision", given.precision]
+        common = ["--device", arguments.device, "--large", arguments.large, "--precision", arguments.precision]
         if {"small", "stream"} & set(chosen):
             common += ["--weights", str(expanded_weights(Path(folder)))]
         for name in ("rank", "batch", "answers", "steps", "epochs", "per-class"):
-            common += [f"--{name}", str(getattr(given, name.replace("-", "_")))]
-        common += ["--eager"] if given.eager else []
+            common += [f"--{name}", str(getattr(arguments, name.replace("-", "_")))]
+        common += ["--eager"] if arguments.eager else []
 
         def start(name: str, extra: tuple[str, ...]) -> Worker:
-            return Worker(given.old.resolve() if name == "old" else NEW, [*common, *extra], log)
+            return Worker(arguments.old.resolve() if name == "old" else ROOT, [*common, *extra], log)
 
         workers: dict[tuple[str, ...], Worker] = {}
         try:
@@ -266,7 +267,7 @@ def main() -> None:
                     continue
                 measure(section, known[section], workers, table, start)
                 if section != "train" or "infer" not in chosen:
-                    for worker in workers.values():  # finished sections must not use memory or time
+                    for worker in workers.values():  # finished sections must not take memory or time
                         worker.stop()
                     workers.clear()
         finally:

@@ -2,7 +2,7 @@
 """One side of ``gpu_turns.py``: runs the requested measurements with the code on PYTHONPATH.
 
 It runs with commit 1a2ee9f and with the current code, so some objects have two names here. Its output lines begin with
-``@`` and are separated by tabs: a figure (name, value, unit), ``done``, or ``failed`` and the reason.
+``@``, and their parts are separated by tabs: a figure (name, value, unit), ``done``, or ``failed`` and the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onea.vit.batching import EVALUATION_BATCH
 
 
 def _first(*places: str) -> Any:
-    """The first existing object of ``module:name``: the current one, then that of the old commit."""
+    """The first existing object among ``module:name``: the name in the current code, then that in the old commit."""
     for place in places:
         module, name = place.split(":")
         try:
@@ -58,25 +58,25 @@ WHOLE = 20  # epochs of a whole training: the minimum of the paper's schedule
 Figures = list[tuple[str, float, str]]
 
 
-class Measured:
-    """The measurements; each section stores its prepared objects."""
+class Side:
+    """The measurements of one side; ``prepare_...`` stores the objects for a section."""
 
-    def __init__(self, given: argparse.Namespace):
-        self.given = given
-        self.kept: dict[Any, Any] = {}
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments = arguments
+        self.prepared: dict[Any, Any] = {}
         self.replayed = _count_replays() if not OLD else None
 
     def prepare_train(self) -> Figures:
         """Compile the training, and run it twice."""
-        workload = self._large(self.given.precision)
+        workload = self._large(self.arguments.precision)
         column = Measurements("", workload, 1.0)
         column._epochs(2)
-        self.kept["train"] = column, column._epochs(3)[-1]
+        self.prepared["train"] = column, column._epochs(3)[-1]
         return []
 
     def train(self, seconds: float) -> Figures:
         """Images per second of one training."""
-        column, epoch = self.kept["train"]
+        column, epoch = self.prepared["train"]
         return self._trained(column, round(seconds / epoch))
 
     def _trained(self, column: Any, epochs: int) -> Figures:
@@ -86,60 +86,65 @@ class Measured:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         # Lower blocks may learn in some epochs only, so all epochs of a training are measured.
-        first, *later = column._epochs(WHOLE if self.given.freeze else max(epochs, 3) + 1)
+        first, *later = column._epochs(WHOLE if self.arguments.freeze else max(epochs, 3) + 1)
         images, middle = len(workload.prepared.task(0)), statistics.median(later)
-        whole = first + (sum(later) if self.given.freeze else (WHOLE - 1) * middle)
-        found = [
+        whole = first + (sum(later) if self.arguments.freeze else (WHOLE - 1) * middle)
+        figures = [
             ("training, later epochs", images / middle, "images/s"),
             (f"training, {WHOLE} epochs with the first", WHOLE * images / whole, "images/s"),
         ]
         if self.replayed:
-            found.append(("steps replayed", self.replayed() - before, "steps"))
-        return found + _memory(device)
+            figures.append(("steps replayed", self.replayed() - before, "steps"))
+        return figures + _memory(device)
 
     def prepare_infer(self) -> Figures:
         """Learn a task, and run inference until everything is compiled."""
-        if "train" in self.kept:
-            column = self.kept["train"][0]
+        if "train" in self.prepared:
+            column = self.prepared["train"][0]
         else:
-            column = Measurements("", self._large(self.given.precision), 1.0)
+            column = Measurements("", self._large(self.arguments.precision), 1.0)
         workload = getattr(column, "scene", None) or column.workload
         workload.method.learn(workload.prepared.task(0))
-        answer = (column.answer if OLD else column.inference)(self.given.answers)
+        infer = (column.answer if OLD else column.inference)(self.arguments.answers)
         for _ in range(4):
-            answer()
+            infer()
         synchronise(workload.runtime.device)
-        self.kept["infer"] = answer, workload.runtime.device
+        self.prepared["infer"] = infer, workload.runtime.device
         return []
 
     def infer(self, seconds: float) -> Figures:
         """Images per second with several batches in flight."""
-        answer, device = self.kept["infer"]
+        infer, device = self.prepared["infer"]
         count, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
             for _ in range(IN_FLIGHT):
-                answer()
+                infer()
             synchronise(device)
             count += IN_FLIGHT
-        return [("inference", count * self.given.answers / (time.perf_counter() - started), "images/s")]
+        return [("inference", count * self.arguments.answers / (time.perf_counter() - started), "images/s")]
 
     def _large(self, precision: str, *, compiled: bool | None = None, batch: int = 0, steps: int = 0) -> Any:
-        given = self.given
+        arguments = self.arguments
         config = BenchConfig(
-            given.large, rank=given.rank, device=given.device, batch=batch or given.batch, precision=precision, tasks=0
+            arguments.large,
+            rank=arguments.rank,
+            device=arguments.device,
+            batch=batch or arguments.batch,
+            precision=precision,
+            tasks=0,
         )
         runtime = config.runtime(same_numerics=False)
-        compiled = (config.compiles(runtime) and not given.eager) if compiled is None else compiled
-        per_class = -(-(steps or given.steps) * config.batch // 8)
-        tested = -(-given.answers // 8)
+        compiled = (config.compiles(runtime) and not arguments.eager) if compiled is None else compiled
+        per_class = -(-(steps or arguments.steps) * config.batch // 8)
+        tested = -(-arguments.answers // 8)
         workload = make_workload(
-            config, bench_backbone(given.large), runtime, (8,), per_class, tested, compiled=compiled
+            config, bench_backbone(arguments.large), runtime, (8,), per_class, tested, compiled=compiled
         )
-        if given.last:
+        if arguments.last:
             method = workload.method
             options = replace(
-                method.options, adapter_blocks=given.last, cached_views=given.views, patch_drop_rate=given.drop,
-                freeze_at=given.freeze,
+                method.options, adapter_blocks=arguments.last, cached_views=arguments.views,
+                patch_drop_rate=arguments.drop, freeze_at=arguments.freeze,
             )  # fmt: skip
             method = OneAMethod(method.vit, options, runtime, method.plan)
             workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
@@ -149,12 +154,12 @@ class Measured:
         """Compile the training of the small network."""
         column = Measurements("", self._small(), 1.0)
         column._epochs(2)
-        self.kept["small"] = column, column._epochs(3)[-1]
+        self.prepared["small"] = column, column._epochs(3)[-1]
         return []
 
     def small(self, seconds: float) -> Figures:
         """Images per second of the training of the first task."""
-        column, epoch = self.kept["small"]
+        column, epoch = self.prepared["small"]
         return self._trained(column, round(seconds / epoch))
 
     def prepare_stream(self) -> Figures:
@@ -167,12 +172,12 @@ class Measured:
         short.learn(workload.prepared.task(0))
         self._evaluate(replace(workload, method=short), 0)
         synchronise(workload.runtime.device)
-        self.kept["stream"] = workload
+        self.prepared["stream"] = workload
         return [("stream, loading and compiling", time.perf_counter() - started, "s")]
 
     def stream(self, seconds: float) -> Figures:
         """Seconds of learning and evaluating all tasks, starting with a new adapter."""
-        workload = self.kept["stream"]
+        workload = self.prepared["stream"]
         method = OneAMethod(workload.method.vit, workload.method.options, workload.runtime, workload.method.plan)
         workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
         synchronise(workload.runtime.device)
@@ -190,30 +195,30 @@ class Measured:
 
     def _small(self) -> Any:
         """CIFAR-100's stream with random images: the time does not depend on their content."""
-        given = self.given
-        weights = given.weights if OLD else f"plain:{given.weights}"  # which the old commit takes it for unasked
+        arguments = self.arguments
+        weights = arguments.weights if OLD else f"plain:{arguments.weights}"  # the old commit's default
         config = BenchConfig(
-            weights, rank=64, device=given.device, batch=given.batch, precision=given.precision, tasks=0
+            weights, rank=64, device=arguments.device, batch=arguments.batch, precision=arguments.precision, tasks=0
         )
         runtime, vit = config.runtime(same_numerics=False), bench_backbone(weights)
-        compiled = config.compiles(runtime) and not given.eager
+        compiled = config.compiles(runtime) and not arguments.eager
         vit.cast_matrices(runtime.dtype, *(() if OLD else (runtime.fp8,))).to(runtime.device)
         if compiled:
             vit.compile_for({config.batch, EVALUATION_BATCH})
-        epochs = given.epochs
+        epochs = arguments.epochs
         options = OneAOptions(
             rank=64, batch_size=config.batch, crop_scale=0.3, head="cosine", head_scale=16.0,
             epochs=epochs, min_epochs=max(1, round(0.8 * epochs)), max_epochs=round(1.6 * epochs),
         )  # fmt: skip
-        sizes = TASK_SIZES if given.per_class >= 100 else (2, 1, 3)
+        sizes = TASK_SIZES if arguments.per_class >= 100 else (2, 1, 3)
         method: Any = OneAMethod(vit, options, runtime, StreamPlan(sum(sizes), len(sizes)))
-        if given.one_parameter:
+        if arguments.one_parameter:
             if not compiled:
                 raise ValueError("an adapter of one parameter is for compiled passes")
             new = method.new_adapter
             method.new_adapter = lambda task: _as_one_parameter(new(task))
         sides: list[Any] = []
-        for per_class in (given.per_class, max(1, given.per_class // 5)):
+        for per_class in (arguments.per_class, max(1, arguments.per_class // 5)):
             labels = torch.arange(sum(sizes)).repeat_interleave(per_class)
             pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
             images = PackedImages(pixels, preprocess_of(vit), runtime.device, "device", runtime.pixel_dtype)
@@ -231,25 +236,25 @@ class Measured:
         for precision in ("bf16", "fp32"):
             workload = self._large(precision, compiled=False, batch=8, steps=1)
             workload.method.learn(workload.prepared.task(0))
-            self.kept["one", precision] = workload
+            self.prepared["one", precision] = workload
         return []
 
     def one(self, seconds: float) -> Figures:
         """Milliseconds per image of onea and of plain timm, in turn and not compiled."""
-        found: Figures = []
+        figures: Figures = []
         for precision in ("bf16", "fp32"):
-            workload = self.kept["one", precision]
-            answers = [
+            workload = self.prepared["one", precision]
+            functions = [
                 column.answer(1) if OLD else column.inference(1)
                 for column in (Measurements("", workload, seconds), TimmBaseline(workload, compiled=False))
             ]
-            ours, timm = time_interleaved(answers, workload.runtime.device, seconds / 4)
-            found += [
+            ours, timm = time_interleaved(functions, workload.runtime.device, seconds / 4)
+            figures += [
                 (f"one image, {precision}, not compiled", 1000 * ours.seconds, "ms"),
                 (f"one image, {precision}, timm eager", 1000 * timm.seconds, "ms"),
                 (f"one image, {precision}, ours / timm", ours.seconds / timm.seconds, "times"),
             ]
-        return found
+        return figures
 
     def prepare_memory(self) -> Figures:
         """Nothing: memory is measured from the start of the process."""
@@ -257,8 +262,8 @@ class Measured:
 
     def memory(self, seconds: float) -> Figures:
         """The memory that training in fp32 reserves, without the plain loop's images."""
-        if self.given.plain:
-            device = _plain_training(self.given)
+        if self.arguments.plain:
+            device = _plain_training(self.arguments)
         else:
             workload = self._large("fp32", compiled=False, steps=4)
             Measurements("", workload, 1.0)._epochs(3)
@@ -266,14 +271,14 @@ class Measured:
         return _memory(device)
 
 
-def _plain_training(given: argparse.Namespace) -> torch.device:
+def _plain_training(arguments: argparse.Namespace) -> torch.device:
     from onea.research.bench.baselines import plain_epoch, plain_network
 
-    vit = bench_backbone(given.large)
-    device = torch.device("cuda" if given.device == "auto" else given.device)
-    labels = torch.arange(given.batch) % 8
-    batches = [(torch.rand(given.batch, 3, vit.size, vit.size), labels) for _ in range(4)]
-    epoch = plain_epoch(plain_network(vit.vit, given.rank).to(device), batches, 8, device)
+    vit = bench_backbone(arguments.large)
+    device = torch.device("cuda" if arguments.device == "auto" else arguments.device)
+    labels = torch.arange(arguments.batch) % 8
+    batches = [(torch.rand(arguments.batch, 3, vit.size, vit.size), labels) for _ in range(4)]
+    epoch = plain_epoch(plain_network(vit.vit, arguments.rank).to(device), batches, 8, device)
     for _ in range(3):
         epoch()
     return device
@@ -318,8 +323,8 @@ def _as_one_parameter(adapters: Any) -> Any:
     return adapters
 
 
-def say(*parts: object) -> None:
-    """Run the requests of the driver."""
+def send(*parts: object) -> None:
+    """Print a line for gpu_turns.py."""
     print("@", *parts, sep="\t", flush=True)
 
 
@@ -334,16 +339,16 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=0.0)
     for name in ("eager", "plain", "one-parameter"):
         parser.add_argument(f"--{name}", action="store_true")
-    side = Measured(parser.parse_args())
+    side = Side(parser.parse_args())
     for line in sys.stdin:
         action, *seconds = line.split()
         try:
             for figure in getattr(side, action)(*map(float, seconds)):
-                say("figure", *figure)
-            say("done")
+                send("figure", *figure)
+            send("done")
         except Exception as error:
             traceback.print_exc()
-            say("failed", f"{type(error).__name__}: {error}".replace("\n", " ").replace("\t", " ")[:500])
+            send("failed", f"{type(error).__name__}: {error}".replace("\n", " ").replace("\t", " ")[:500])
 
 
 if __name__ == "__main__":

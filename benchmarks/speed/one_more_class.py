@@ -57,12 +57,12 @@ def turn(root: Path, taught: Path, model: Path, more: Path, photo: Path) -> list
     shutil.rmtree(model, ignore_errors=True)
     shutil.copytree(taught, model)
     start, learn, learn_cpu = json.loads(python(root, "-c", MORE, model, more).splitlines()[-1])
-    before, began = _children(), time.perf_counter()
+    cpu_before, started = _children_cpu_seconds(), time.perf_counter()
     python(root, "-m", "onea", "predict", model, photo)
-    return [start, learn, learn_cpu, time.perf_counter() - began, _children() - before]
+    return [start, learn, learn_cpu, time.perf_counter() - started, _children_cpu_seconds() - cpu_before]
 
 
-def _children() -> float:
+def _children_cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -74,11 +74,11 @@ def main() -> None:
     parser.add_argument("--old", type=Path, required=True, help="checkout of an earlier commit")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("one-more-class.csv"))
-    given = parser.parse_args()
-    sides = {"old": given.old.resolve(), "new": ROOT}
-    with tempfile.TemporaryDirectory() as temporary, given.out.open("w", newline="") as file:
+    arguments = parser.parse_args()
+    sides = {"old": arguments.old.resolve(), "new": ROOT}
+    with tempfile.TemporaryDirectory() as temporary, arguments.out.open("w", newline="") as file:
         folder, table = Path(temporary), csv.writer(file, lineterminator="\n")
-        make_photos(given.data, folder / "photos", CLASSES + 1, PHOTOS)
+        make_photos(arguments.data, folder / "photos", CLASSES + 1, PHOTOS)
         last = max((folder / "photos").iterdir())
         (folder / "more").mkdir()
         more = last.rename(folder / "more" / last.name).parent
@@ -86,18 +86,18 @@ def main() -> None:
         for name, root in sides.items():
             python(root, "-c", TEACH, folder / "photos", folder / name)
         table.writerow(COLUMNS)
-        found: dict[str, list[list[float]]] = {name: [] for name in sides}
+        times: dict[str, list[list[float]]] = {name: [] for name in sides}
 
         def write(*cells: Any) -> None:
             table.writerow([f"{cell:.2f}" if isinstance(cell, float) else cell for cell in cells])
             file.flush()
             print(*cells, flush=True)
 
-        for number in range(1, given.turns + 1):
+        for number in range(1, arguments.turns + 1):
             for name, root in sides.items():
-                found[name].append(turn(root, folder / name, folder / "model", more, photo))
-                write(name, number, *found[name][-1])
-        for name, lines in found.items():
+                times[name].append(turn(root, folder / name, folder / "model", more, photo))
+                write(name, number, *times[name][-1])
+        for name, lines in times.items():
             write(name, "median", *(statistics.median(column) for column in zip(*lines, strict=True)))
 
 

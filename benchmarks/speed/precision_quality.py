@@ -29,33 +29,32 @@ from onea.vit.network_config import BUNDLED
 
 
 class Lines(GridProgress):
-    """Print a line to stderr for each finished run."""
+    """Progress that prints a line to stderr for each finished run."""
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
         """Print the result."""
-        found = str(result) if isinstance(result, Failure) else f"A_T {result['metrics']['A_T']:.2f}"
-        print(config.folder().name, found, file=sys.stderr, flush=True)
+        outcome = str(result) if isinstance(result, Failure) else f"A_T {result['metrics']['A_T']:.2f}"
+        print(config.folder().name, outcome, file=sys.stderr, flush=True)
 
 
-def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
+def configs(arguments: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
     """All runs by dataset, variant and seed."""
-    found: dict[tuple[str, str, int], RunConfig] = {}
-    last = {"adapter_blocks": given.last, "cached_views": given.views, "patch_drop_rate": given.drop}
-    last["freeze_at"] = given.freeze
-    dropped = f", {given.drop:.0%} of the patches dropped" if given.drop else ""
-    name = (
-        f"last {given.last} blocks{f' after {given.freeze:.0%}' if given.freeze else ''}, {given.views} views{dropped}"
-    )
+    runs: dict[tuple[str, str, int], RunConfig] = {}
+    last = {"adapter_blocks": arguments.last, "cached_views": arguments.views, "patch_drop_rate": arguments.drop}
+    last["freeze_at"] = arguments.freeze
+    dropped = f", {arguments.drop:.0%} of the patches dropped" if arguments.drop else ""
+    start = f" after {arguments.freeze:.0%}" if arguments.freeze else ""
+    name = f"last {arguments.last} blocks{start}, {arguments.views} views{dropped}"
     ways: dict[str, dict[str, Any]] = {
-        given.precision: {"precision": given.precision},
+        arguments.precision: {"precision": arguments.precision},
         "fp8": {"precision": "fp8"},
-        name: {"precision": given.precision, **last},
+        name: {"precision": arguments.precision, **last},
         f"{name}, fp8": {"precision": "fp8", **last},
     }
-    for entry in given.data:
+    for entry in arguments.data:
         data, _, tasks = entry.rpartition(":")
-        stream = {"data": data, "tasks": int(tasks), "device": given.device, "compile": "no"}
-        for way in given.ways.split(",") if given.ways else ():
+        stream = {"data": data, "tasks": int(tasks), "device": arguments.device, "compile": "no"}
+        for way in arguments.ways.split(",") if arguments.ways else ():
             name = list(ways)[("base", "fp8", "last", "last-fp8").index(way)]
             for seed in given.seeds:
                 run = {"method": given.method, "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
@@ -63,9 +62,9 @@ def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
         for backbone in BUNDLED if given.originals else ():
             original = f"plain:{given.originals / backbone}.safetensors"
             for name, file in ((f"{backbone} in float16", original), (f"{backbone} in 8 bits", backbone)):
-                run = {"method": "simplecil", "backbone": file, "seed": 1, "precision": given.precision, **stream}
-                found[data_name(data), name, 1] = make_config(run)
-    return found
+                run = {"method": "simplecil", "backbone": file, "seed": 1, "precision": arguments.precision, **stream}
+                runs[data_name(data), name, 1] = make_config(run)
+    return runs
 
 
 def main() -> None:
@@ -73,26 +72,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", required=True, help="dataset:TASKS")
     parser.add_argument("--originals", type=Path, help="folder of the float16 files")
-    parser.add_argument("--method", default="one-a-plus", help="the method that learns them")
-    parser.add_argument("--ways", default="base,fp8,last", help="of the method; empty for none")
+    parser.add_argument("--method", default="one-a-plus", help="method that learns the streams")
+    parser.add_argument("--ways", default="base,fp8,last", help="ways of computation; empty for none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--backbone", default="vit_small_patch14_112")
-    parser.add_argument("--precision", default="bf16", help="of all but fp8")
+    parser.add_argument("--precision", default="bf16", help="precision of all ways but fp8")
     parser.add_argument("--last", type=int, default=3)
     parser.add_argument("--views", type=int, default=4)
-    parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
-    parser.add_argument("--freeze", type=float, default=0.0, help="share of the epochs in which all blocks learn")
+    parser.add_argument(
+        "--drop", type=float, default=0.0, help="fraction of the patches left out with adapters in the last blocks"
+    )
+    parser.add_argument("--freeze", type=float, default=0.0, help="fraction of the epochs in which all blocks learn")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--runs", type=Path, default=Path("runs/precision-quality"))
     parser.add_argument("--out", type=Path, default=Path("precision-quality.csv"))
-    given = parser.parse_args()
-    wanted, store = configs(given), RecordStore(given.runs)
+    arguments = parser.parse_args()
+    wanted, store = configs(arguments), RecordStore(arguments.runs)
     # The longest first, so that all workers end at about the same time.
     order = sorted(wanted, key=lambda key: (wanted[key].method == "simplecil", wanted[key].data, "last" in key[1]))
-    run_grid([wanted[key] for key in order], store, LocalProcesses(given.workers), Lines())
+    run_grid([wanted[key] for key in order], store, LocalProcesses(arguments.workers), Lines())
     records = {key: record for key, config in wanted.items() if (record := store.find(config))}
-    with given.out.open("w", newline="") as file:
+    with arguments.out.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("data", "method", "way", "seed", "A_T", "mean_A", "learn_s", "difference"))
         for (data, way, seed), record in records.items():
@@ -100,8 +101,8 @@ def main() -> None:
             values = (f"{metrics['A_T']:.2f}", f"{metrics['mean_A']:.2f}", f"{learned:.1f}")
             table.writerow((data, record["config"]["method"], way, seed, *values, ""))
         for data, way in dict.fromkeys((data, way) for data, way, _ in records):
-            base = way.replace("in 8 bits", "in float16") if "in 8 bits" in way else given.precision
-            seeds = [seed for seed in given.seeds if {(data, way, seed), (data, base, seed)} <= records.keys()]
+            base = way.replace("in 8 bits", "in float16") if "in 8 bits" in way else arguments.precision
+            seeds = [seed for seed in arguments.seeds if {(data, way, seed), (data, base, seed)} <= records.keys()]
             changes = [
                 records[data, way, seed]["metrics"]["A_T"] - records[data, base, seed]["metrics"]["A_T"]
                 for seed in seeds
@@ -110,7 +111,7 @@ def main() -> None:
                 method = records[data, way, seeds[0]]["config"]["method"]
                 change = f"{statistics.mean(changes):+.2f}"
                 table.writerow((data, method, f"{way} - {base}", f"{len(changes)} seeds", "", "", "", change))
-    print(given.out.read_text(), end="")
+    print(arguments.out.read_text(), end="")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ Both = Callable[[], tuple[Tensor, Tensor]]
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
-    """Attention as a network without our kernels computes it."""
+    """Attention as networks compute it without our kernels."""
     q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
@@ -83,14 +83,14 @@ def kernels(qkv: Tensor, upper: Tensor, heads: int, variants: list[str]) -> Iter
     for name, backend in THEIRS.items():
         yield name, *theirs(backend, qkv, upper, heads)
     tokens = upper.shape[1]
-    for tile, warps in [tuple(map(int, each.split("x"))) for each in variants] or [tile_size(tokens)]:
+    for tile, warps in [tuple(map(int, variant.split("x"))) for variant in variants] or [tile_size(tokens)]:
         if tile >= tokens - 1:
             yield f"ours {tile}x{warps}", *ours(tile, warps, qkv, upper, heads)
 
 
-def off(found: Tensor, expected: Tensor) -> str:
-    """The relative distance between two tensors."""
-    return f"{float((found.double() - expected).norm() / expected.norm()):.1e}"
+def relative_error(result: Tensor, expected: Tensor) -> str:
+    """The relative distance of a tensor from the expected one."""
+    return f"{float((result.double() - expected).norm() / expected.norm()):.1e}"
 
 
 def main() -> None:
@@ -100,28 +100,32 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["x".join(map(str, shape)) for shape in SHAPES])
     parser.add_argument("--width", type=int, default=64, help="of a head")
     parser.add_argument("--variants", nargs="+", default=[])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     columns = "images", "heads", "tokens", "kernel", "forward_us", "both_us", "forward_off", "gradient_off"
-    with given.out.open("w", newline="") as file:
+    with arguments.out.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
-        for shape in given.shapes:
+        for shape in arguments.shapes:
             images, heads, tokens = map(int, shape.split("x"))
             torch.manual_seed(1)
-            drawn = torch.randn(images, tokens, 4 * heads * given.width, device="cuda").bfloat16()
-            qkv, upper = (part.contiguous() for part in drawn.tensor_split([3 * heads * given.width], 2))
+            values = torch.randn(images, tokens, 4 * heads * arguments.width, device="cuda").bfloat16()
+            qkv, upper = (part.contiguous() for part in values.tensor_split([3 * heads * arguments.width], 2))
             exact = qkv.double().requires_grad_()
             with sdpa_kernel(SDPBackend.MATH):
                 expected = attend(exact, heads)
             (gradient,) = torch.autograd.grad(expected, exact, upper.double())
-            for name, forward, both in kernels(qkv.requires_grad_(), upper, heads, given.variants):
+            for name, forward, both in kernels(qkv.requires_grad_(), upper, heads, arguments.variants):
                 try:
                     out, grad = both()
                     times = microseconds(forward, REPEATS, REPLAYS), microseconds(both, REPEATS, REPLAYS)
                 except RuntimeError as error:
                     print(f"{name} at {shape}: {str(error).splitlines()[0]}")
                     continue
-                row = (*(f"{each:.1f}" for each in times), off(out, expected.detach()), off(grad, gradient))
+                row = (
+                    *(f"{duration:.1f}" for duration in times),
+                    relative_error(out, expected.detach()),
+                    relative_error(grad, gradient),
+                )
                 table.writerow((images, heads, tokens, name, *row))
                 file.flush()
                 print(shape, name, *row)

@@ -37,10 +37,10 @@ from onea.model.learning.images import find_images, read_labelled
 from onea.vit.hooks import NO_HOOKS
 
 SIZE = (1920, 1440)
-SHOWN = 0.9  # relative side length of the crops of a photo
+CROP_SIDE = 0.9  # relative side length of the crops of a photo
 WARM_UP = 32  # images before the first measurement
 T = TypeVar("T")
-EARLIER = """
+TEACH_OLD = """
 import json, sys, time
 began = time.perf_counter()
 from onea import OneA
@@ -56,23 +56,23 @@ COLUMNS = (
 )
 
 
-def make_photos(source: Path, made: Path, classes: int, per_class: int) -> None:
+def make_photos(source: Path, target: Path, classes: int, per_class: int) -> None:
     """Large JPEGs of the first classes of a folder, the same number of each."""
     folders = sorted(place for place in source.iterdir() if place.is_dir())[:classes]
     if len(folders) < classes:
         raise SystemExit(f"{source} has {len(folders)} folders of photos; give --classes {len(folders)} or fewer.")
-    draw = random.Random(0)
+    generator = random.Random(0)
     for folder in folders:
-        (made / folder.name).mkdir(parents=True, exist_ok=True)
+        (target / folder.name).mkdir(parents=True, exist_ok=True)
         files = find_images(folder)
         for number in range(per_class):
             photo = read_image(files[number % len(files)])
             if number >= len(files):
-                width, height = (SHOWN * side for side in photo.size)
-                left, top = draw.uniform(0, photo.width - width), draw.uniform(0, photo.height - height)
+                width, height = (CROP_SIDE * side for side in photo.size)
+                left, top = generator.uniform(0, photo.width - width), generator.uniform(0, photo.height - height)
                 photo = photo.crop((round(left), round(top), round(left + width), round(top + height)))
             large = photo.resize(SIZE, Image.Resampling.BICUBIC)
-            large.save(made / folder.name / f"{number:03d}.jpg", quality=90)
+            large.save(target / folder.name / f"{number:03d}.jpg", quality=90)
 
 
 def seconds(action: Callable[[], T]) -> tuple[float, T]:
@@ -82,38 +82,42 @@ def seconds(action: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - started, result
 
 
-def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """Print a line of the table."""
-    blank = OneA(**params)
-    machine = blank.device, blank.precision, blank.threads
-    Engine(blank.backbone, *machine, blank.mirror)  # imports are not part of the measurement
-    start, engine = seconds(lambda: Engine(blank.backbone, *machine, blank.mirror))
+def measure(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table: the current code with these parameters."""
+    model = OneA(**params)
+    machine = model.device, model.precision, model.threads
+    Engine(model.backbone, *machine, model.mirror)  # imports are not part of the measurement
+    start, engine = seconds(lambda: Engine(model.backbone, *machine, model.mirror))
     decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
     engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
     frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))
     training = engine.for_training(None)
     engine.features(batch.pixels[:WARM_UP], NO_HOOKS, network=training)
     as_trained, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS, network=training))
-    learn, model = seconds(lambda: blank.learn(photos))
+    learn, _ = seconds(lambda: model.learn(photos))
     update = model.history[-1]
     values = (
-        *(len(batch), engine.runtime.threads, *(f"{each:.2f}" for each in (decode, start, frozen, as_trained, learn))),
-        *(f"{(learn - decode - start) / each:.2f}" for each in (frozen, as_trained)),
+        *(
+            len(batch),
+            engine.runtime.threads,
+            *(f"{value:.2f}" for value in (decode, start, frozen, as_trained, learn)),
+        ),
+        *(f"{(learn - decode - start) / value:.2f}" for value in (frozen, as_trained)),
         *(update["epochs"], update["held_out_accuracy"]),
         json.dumps(params),
     )
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def measured_then(old: Path, photos: Path, threads: int) -> dict[str, Any]:
-    """Print a line about the defaults of an earlier commit, measured in a separate process."""
-    learn, answer = seconds(
+def measure_old(old: Path, photos: Path, threads: int) -> dict[str, Any]:
+    """A row of the table: the defaults of an earlier commit, measured in a separate process."""
+    learn, process = seconds(
         lambda: subprocess.run(
-            [sys.executable, "-c", EARLIER, str(photos), str(threads)],
+            [sys.executable, "-c", TEACH_OLD, str(photos), str(threads)],
             env=os.environ | {"PYTHONPATH": str(old / "src")}, capture_output=True, text=True, check=True,
         )
     )  # fmt: skip
-    count, start, epochs, held_out = json.loads(answer.stdout.splitlines()[-1])
+    count, start, epochs, held_out = json.loads(process.stdout.splitlines()[-1])
     values = (count, threads, "", f"{start:.2f}", "", "", f"{learn:.2f}", "", "", epochs, held_out, '"the old commit"')
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -122,25 +126,25 @@ def main() -> None:
     """Create the photos and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="one folder of photos for each class")
-    parser.add_argument("--photos", type=Path, help="where the large photos are made, or are from an earlier time")
+    parser.add_argument("--photos", type=Path, help="folder of the large photos; existing ones are reused")
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--per-class", type=int, default=50)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--params", type=json.loads, nargs="+", default=[{}], help="of onea.OneA, as JSON")
     parser.add_argument("--old", type=Path, help="checkout of an earlier commit")
     parser.add_argument("--turns", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        photos = given.photos or Path(temporary) / "photos"
+        photos = arguments.photos or Path(temporary) / "photos"
         if not photos.exists():
-            make_photos(given.data, photos, given.classes, given.per_class)
+            make_photos(arguments.data, photos, arguments.classes, arguments.per_class)
         table = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         table.writeheader()
-        for _ in range(given.turns):
-            if given.old:
-                table.writerow(measured_then(given.old, photos, given.threads))
-            for params in given.params:
-                table.writerow(measured(photos, {"threads": given.threads} | params))
+        for _ in range(arguments.turns):
+            if arguments.old:
+                table.writerow(measure_old(arguments.old, photos, arguments.threads))
+            for params in arguments.params:
+                table.writerow(measure(photos, {"threads": arguments.threads} | params))
                 sys.stdout.flush()
 
 
