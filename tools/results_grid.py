@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List and run all runs of the results page on its two main streams, and collect their records in docs/results.
+"""List and start all runs of the results page on its two main streams, and collect their records in docs/results.
 
     python tools/results_grid.py list --out made > jobs.txt
     python tools/results_grid.py run --out made --workers 16 [--only one-a,mos] [--compile yes]
@@ -47,16 +47,16 @@ STREAMS = {"cifar100": 10, "cub200": 20}
 SEEDS = (1, 2, 3, 4, 5)
 MAX_BYTES = 15_000  # of a compressed record without the analysis of its merges
 _DEFAULT_SECONDS = 200.0  # of a method without earlier runs
-_COMPARED = {"classifier": "rgda", "compare_classifiers": "ncm,slda,whitened"}
+_WITH_CLASSIFIERS = {"classifier": "rgda", "compare_classifiers": "ncm,slda,whitened"}
 # In addition to the plain runs of all methods: classifiers on frozen features and on three kinds of adapters.
 FURTHER_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("simplecil", _COMPARED),
-    ("first-task", _COMPARED),
+    ("simplecil", _WITH_CLASSIFIERS),
+    ("first-task", _WITH_CLASSIFIERS),
     ("one-a-plus", {"compare_classifiers": "ncm,slda,whitened"}),
     ("one-a-plus", {"min_share": 1.0, "compare_classifiers": "ncm,ranpac"}),
-    ("one-a", _COMPARED),
+    ("one-a", _WITH_CLASSIFIERS),
 )
-_ELSEWHERE = ("one-a-plus", "first-task", "adapter")  # the first two are in the runs with several classifiers
+_NOT_PLAIN = ("one-a-plus", "first-task", "adapter")  # the first two are in FURTHER_RUNS
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Job:
     seconds: float
 
     @property
-    def place(self) -> Path:
+    def path(self) -> Path:
         """The folder of the run, relative to docs/results or to ``--out``."""
         return Path(self.group) / "runs" / self.config.folder().name
 
@@ -78,56 +78,56 @@ class Job:
         for name, value in config.options.items():
             options += [f"--{name.replace('_', '-')}", str(value)]
         words = ["onea", "run", config.method, "--data", config.data, "--tasks", str(config.tasks)]
-        words += ["--backbone", config.backbone, "--seed", str(config.seed), "--out", f"{out}/{self.place}", *options]
+        words += ["--backbone", config.backbone, "--seed", str(config.seed), "--out", f"{out}/{self.path}", *options]
         return f"{shlex.join(words)}  # ~{self.seconds:.0f} GPU s"
 
 
 def jobs() -> list[Job]:
-    """All runs, the cheapest methods first, grouped by configuration."""
-    wanted: list[tuple[str, dict[str, Any], str]] = []
-    wanted += ((name, {}, "methods") for name in METHODS.builtin if name not in _ELSEWHERE)
-    wanted += ((name, options, "one-a-plus") for name, options in FURTHER_RUNS)
+    """All runs grouped by configuration, the cheapest configurations first."""
+    configurations: list[tuple[str, dict[str, Any], str]] = []
+    configurations += ((name, {}, "methods") for name in METHODS.builtin if name not in _NOT_PLAIN)
+    configurations += ((name, options, "one-a-plus") for name, options in FURTHER_RUNS)
     times = _earlier_seconds()
-    found = []
-    for method, options, group in wanted:
+    listed = []
+    for method, options, group in configurations:
         for data, tasks in STREAMS.items():
             values = {"method": method, "data": f"folder:{data}", "tasks": tasks, "backbone": NETWORK, **options}
             seconds = 10 + fmean(times.get((method, data)) or [_DEFAULT_SECONDS])
-            found += [Job(make_config(values | {"seed": seed}), group, seconds) for seed in SEEDS]
+            listed += [Job(make_config(values | {"seed": seed}), group, seconds) for seed in SEEDS]
     cost: dict[str, float] = defaultdict(float)
-    for job in found:
-        cost[_kind(job)] += job.seconds
-    return sorted(found, key=lambda job: (cost[_kind(job)], _kind(job)))
+    for job in listed:
+        cost[_configuration(job)] += job.seconds
+    return sorted(listed, key=lambda job: (cost[_configuration(job)], _configuration(job)))
 
 
-def _kind(job: Job) -> str:
+def _configuration(job: Job) -> str:
     return f"{job.group} {job.config.method} {job.config.options}"
 
 
 def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
     """The seconds of earlier runs on a shared GPU, by method and dataset."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for folder in ("methods", "one-a-plus"):
         for path in find_record_files(RESULTS / folder):
             record = read_record_file(path)
-            took = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
+            seconds = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
             # The current preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
-            longer = {"cifar100": 2.0, "cub200": 1.35}[record["data"]["name"]]
+            factor = {"cifar100": 2.0, "cub200": 1.35}[record["data"]["name"]]
             current = record["config"]["backbone"] == NETWORK or "epochs" not in record["options"]
-            found[record["config"]["method"], record["data"]["name"]].append(took * (1 if current else longer))
-    return found
+            times[record["config"]["method"], record["data"]["name"]].append(seconds * (1 if current else factor))
+    return times
 
 
-def make(
+def run_missing(
     out: Path, workers: int, only: Sequence[str] = (), compiled: Literal["auto", "yes", "no"] = "auto"
 ) -> list[str]:
     """Run all missing runs, of some methods in this order or of all; returns the names of the failed ones."""
-    wanted = [job for job in missing(jobs()) if not only or job.config.method in only]
+    selected = [job for job in missing(jobs()) if not only or job.config.method in only]
     if only:
-        wanted.sort(key=lambda job: only.index(job.config.method))
+        selected.sort(key=lambda job: only.index(job.config.method))
     failed = []
-    given = [RunJob(dataclasses.replace(job.config, compile=compiled), (out / job.place).absolute()) for job in wanted]
-    with closing(LocalProcesses(workers, share_adapters=True).run(given)) as results:  # Ctrl-C ends its processes
+    runs = [RunJob(dataclasses.replace(job.config, compile=compiled), (out / job.path).absolute()) for job in selected]
+    with closing(LocalProcesses(workers, share_adapters=True).run(runs)) as results:  # Ctrl-C ends the worker processes
         for result in results:
             name = result.job.folder.name
             print(name, result.failure or "finished", flush=True)
@@ -135,53 +135,53 @@ def make(
     return failed
 
 
-def missing(among: list[Job]) -> Iterator[Job]:
+def missing(jobs: list[Job]) -> Iterator[Job]:
     """Runs without a record in docs/results."""
-    return (job for job in among if not record_path(RESULTS / job.place).exists())
+    return (job for job in jobs if not record_path(RESULTS / job.path).exists())
 
 
 def collect(made: Path, results: Path = RESULTS) -> list[str]:
     """Compress finished records into docs/results; returns a line for each record with an error."""
-    wrong = []
+    problems = []
     for path in find_record_files(made):
-        record, place = read_record_file(path), path.parent.relative_to(made)
+        record, name = read_record_file(path), path.parent.relative_to(made)
         text = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
         if record["status"] != "finished":
-            wrong.append(f"{place}: not finished")
+            problems.append(f"{name}: not finished")
         elif record["config"]["data"] not in {f"folder:{data}" for data in STREAMS}:
-            wrong.append(f"{place}: names the images {record['config']['data']}; run it beside cifar100 and cub200")
-        elif (size := len(packed(json.dumps(shortened(record)).encode()))) > MAX_BYTES:
-            wrong.append(f"{place}: takes {size:,} bytes, more than {MAX_BYTES:,}")
+            problems.append(f"{name}: has images from {record['config']['data']}; run it beside cifar100 and cub200")
+        elif (size := len(compress(json.dumps(shorten(record)).encode()))) > MAX_BYTES:
+            problems.append(f"{name}: has {size:,} bytes, more than {MAX_BYTES:,}")
         else:
             if record["config"]["seed"] != SEEDS[0]:
-                shorter = shortened(record)
+                shorter = shorten(record)
                 text = text if shorter == record else dump_with_checksum(shorter)
-            (results / place).mkdir(parents=True, exist_ok=True)
-            write_atomically(results / place / "record.json.gz", packed(text))
-    return wrong
+            (results / name).mkdir(parents=True, exist_ok=True)
+            write_atomically(results / name / "record.json.gz", compress(text))
+    return problems
 
 
-def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
+def superseded(jobs: list[Job], results: Path = RESULTS) -> Iterator[Path]:
     """Folders of earlier runs of methods whose seeds have all been repeated."""
-    again: dict[tuple[str, str], list[Path]] = defaultdict(list)
-    for job in among:
+    repeated: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for job in jobs:
         if job.group == "methods":
-            again[job.config.method, job.config.data].append(results / job.place)
-    whole = {kind for kind, places in again.items() if all(record_path(place).exists() for place in places)}
-    present = {place for places in again.values() for place in places}
+            repeated[job.config.method, job.config.data].append(results / job.path)
+    complete = {key for key, folders in repeated.items() if all(record_path(folder).exists() for folder in folders)}
+    current = {folder for folders in repeated.values() for folder in folders}
     for path in find_record_files(results / "methods"):
         record = read_record_file(path)
-        kind = record["config"]["method"], f"folder:{record['data']['name']}"
-        if kind in whole and path.parent not in present:
+        key = record["config"]["method"], f"folder:{record['data']['name']}"
+        if key in complete and path.parent not in current:
             yield path.parent
 
 
-def packed(text: bytes) -> bytes:
-    """Compressed reproducibly, as by ``gzip -9n``."""
+def compress(text: bytes) -> bytes:
+    """The text, compressed reproducibly as by ``gzip -9n``."""
     return gzip.compress(text, 9, mtime=0)
 
 
-def shortened(record: Record) -> Record:
+def shorten(record: Record) -> Record:
     """A record without its largest fields: the analysis of its merges, and the losses of adapters of another run."""
     shorter = copy.deepcopy(record)
     for task in shorter["tasks"]:
@@ -194,30 +194,30 @@ def shortened(record: Record) -> Record:
 def main() -> None:
     """List missing runs, run them, or collect their records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ways = parser.add_subparsers(dest="way", required=True)
-    listing = ways.add_parser("list", help="print the commands of all missing runs")
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="print the commands of all missing runs")
     listing.add_argument("--out", default="made", help="folder of the runs")
-    making = ways.add_parser("run", help="run all missing runs")
+    making = commands.add_parser("run", help="run all missing runs")
     making.add_argument("--out", type=Path, default=Path("made"), help="folder of the runs")
     making.add_argument("--workers", type=int, default=1, help="number of parallel runs")
-    making.add_argument("--only", default="", help="methods, in this order: one-a,mos")
+    making.add_argument("--only", default="", help="methods to run, in this order, such as one-a,mos")
     making.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="as in onea run")
-    collecting = ways.add_parser("collect", help="compress finished records into docs/results")
+    collecting = commands.add_parser("collect", help="compress finished records into docs/results")
     collecting.add_argument("made", type=Path)
-    given = parser.parse_args()
-    if given.way == "list":
-        print("\n".join(job.command(given.out) for job in missing(jobs())))
+    arguments = parser.parse_args()
+    if arguments.command == "list":
+        print("\n".join(job.command(arguments.out) for job in missing(jobs())))
         return
-    if given.way == "run":
-        only = [name for name in given.only.split(",") if name]
+    if arguments.command == "run":
+        only = [name for name in arguments.only.split(",") if name]
         if unknown := set(only) - {job.config.method for job in jobs()}:
-            parser.error(f"no method {', '.join(sorted(unknown))} among the runs; `list` shows them")
-        raise SystemExit(1 if make(given.out, given.workers, only, given.compile) else 0)
-    for line in collect(given.made):
+            parser.error(f"no method {', '.join(sorted(unknown))} among the runs; `list` prints them")
+        raise SystemExit(1 if run_missing(arguments.out, arguments.workers, only, arguments.compile) else 0)
+    for line in collect(arguments.made):
         print(line)
     for folder in list(superseded(jobs())):
         shutil.rmtree(folder)
-        print(f"{folder.name}: run again, removed")
+        print(f"{folder.name}: removed, because all its seeds were run again")
     print(f"{len(list(missing(jobs())))} of {len(jobs())} runs are missing")
 
 

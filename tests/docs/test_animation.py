@@ -16,17 +16,17 @@ TEXT = animation.FILE.read_text("utf-8")
 
 
 def templates(text: str) -> set[str]:
-    """Lines without what depends on the network and the machine: numbers, answers, how many blanks."""
+    """Lines without the parts that depend on network and machine: numbers, answers, spacing."""
     lines = (re.sub(r"^(new/\S+\.png) .*", r"\1 ANSWER", line) for line in text.splitlines())
     return {" ".join(re.sub(r"\d+(\.\d+)?", "#", line).split()) for line in lines if line.strip("─ ")}
 
 
 def test_file_is_up_to_date():
     names = [*animation.MONDAY, "yin-yang", "new/cloud", "new/heart", "new/yin-yang"]
-    told = animation.read(TEXT)
-    where = re.findall(r"base64,([^\"]+)", animation.draw(told, {name: name for name in names}))
-    pictures = dict(zip(where, re.findall(r"base64,([^\"]+)", TEXT), strict=True))
-    assert animation.draw(told, pictures) == TEXT
+    exchanges = animation.read(TEXT)
+    placeholders = re.findall(r"base64,([^\"]+)", animation.draw(exchanges, {name: name for name in names}))
+    pictures = dict(zip(placeholders, re.findall(r"base64,([^\"]+)", TEXT), strict=True))
+    assert animation.draw(exchanges, pictures) == TEXT
 
 
 def test_file_is_small_and_self_contained():
@@ -39,12 +39,12 @@ def test_file_is_small_and_self_contained():
     )
     assert "prefers-color-scheme: dark" in TEXT
     assert "prefers-reduced-motion" in TEXT
-    widest = max(len(found) for found in re.findall(r"<text[^>]*>([^<]*)<", TEXT))
-    assert 2 * animation.EDGE + widest * 0.62 * 13 <= animation.WIDTH + animation.EDGE, "a line runs out of the picture"
+    widest = max(map(len, re.findall(r"<text[^>]*>([^<]*)<", TEXT)))
+    assert 2 * animation.EDGE + widest * 0.62 * 13 <= animation.WIDTH + animation.EDGE, "a line is too long"
 
 
 def test_texts_are_the_outputs_of_the_commands(onea, tiny_vit):
-    """On a tiny network, which answers otherwise in the same words."""
+    """On a tiny network, whose outputs differ only in numbers and answers."""
     from pathlib import Path
 
     from onea.cli import tour
@@ -58,9 +58,9 @@ def test_texts_are_the_outputs_of_the_commands(onea, tiny_vit):
         code, out, err = onea(*words)
         assert code == 0, err
         printed[command] = out
-    told = {exchange.command: exchange.printed for exchange in animation.read(TEXT)}
-    assert list(told) == list(animation.COMMANDS)
-    for command, text in told.items():
+    shown = {exchange.command: exchange.output for exchange in animation.read(TEXT)}
+    assert list(shown) == list(animation.COMMANDS)
+    for command, text in shown.items():
         assert templates(text) <= templates(printed[command]), command
 
 

@@ -234,8 +234,8 @@ def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
     outputs = script("outputs")
     run, table = "<!-- test: run -->\n", "\n".join(["a", "───", *["b"] * 30, "is", "c", "───", "d"])
     page = f"{run}```python\nprint(6 * 7)\n```\n\n```text\n41\n```\n\n{run}```sh\necho unseen\n```\nafter\n"
-    assert outputs.renewed(page, tmp_path, example=False) == page.replace("41", "42")
-    short = outputs.shortened(table).splitlines()
+    assert outputs.updated(page, tmp_path, example=False) == page.replace("41", "42")
+    short = outputs.shorten(table).splitlines()
     assert len(short) < 20
     assert (short[:2], short[-4:]) == (["a", "───"], ["is", "c", "───", "d"])
     assert any("..." in line for line in short)

@@ -28,7 +28,7 @@ WITH = [page for page in fill.PAGES if fill.WRITTEN.search(page.read_text("utf-8
 @pytest.mark.parametrize("page", WITH, ids=lambda page: str(page.relative_to(ROOT)))
 def test_written_content_is_up_to_date(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert fill.renewed(text) == text, "run `make results`"
+    assert fill.updated(text) == text, "run `make results`"
 
 
 def test_an_edited_number_is_restored() -> None:
@@ -41,7 +41,7 @@ def test_an_edited_number_is_restored() -> None:
     assert len(places) > 25
     edited = "".join(str((int(letter) + 1) % 10) if at in places else letter for at, letter in enumerate(text))
     assert edited != text
-    assert fill.renewed(edited) == text
+    assert fill.updated(edited) == text
 
 
 def test_every_placeholder_is_closed_and_names_a_function() -> None:
@@ -67,7 +67,7 @@ def replace_records(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_network_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [record | {"config": record["config"] | {"backbone": "another"}} for record in results.records()]
     replace_records(other, monkeypatch)
-    text = fill.renewed((ROOT / "README.md").read_text("utf-8"))
+    text = fill.updated((ROOT / "README.md").read_text("utf-8"))
     assert "The\nnetwork is <!-- written: network -->`another`<!-- end -->" in text
 
 
@@ -76,7 +76,7 @@ def test_few_methods_are_enough_for_every_page(monkeypatch: pytest.MonkeyPatch) 
     """What has not been run is said to be so, and there are no charts of it."""
     few = [record for record in results.records() if results.METHODS["simplecil"].matches(record)]
     replace_records(few, monkeypatch)
-    text = fill.renewed((ROOT / "README.md").read_text("utf-8"))
+    text = fill.updated((ROOT / "README.md").read_text("utf-8"))
     assert "<!-- written: accuracy one-a-plus cifar100 -->not run<!-- end -->" in text
     for name in ("results cifar100", "methods", "expect", *charts.CHARTS):
         assert "nan" not in fill.content(name)

@@ -35,7 +35,7 @@ def test_notebook_runs_in_a_clean_kernel(path: Path) -> None:
     done = notebooks.run(path)
     code = [cell for cell in done.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    text, pictures = notebooks.page(done, path.stem)
+    text, pictures = notebooks.render(done, path.stem)
     assert text.startswith("# ")
     assert "Warning" not in text
     assert tempfile.gettempdir() + os.sep not in text  # a path of this machine says nothing to a reader

@@ -27,19 +27,19 @@ def grid() -> ModuleType:
     return script("results_grid", "tools")
 
 
-def asked_for(command: str) -> tuple[RunConfig, Path]:
-    """What the command line makes of a listed command: its configuration, and the folder it goes to."""
+def parse(command: str) -> tuple[RunConfig, Path]:
+    """The configuration and the output folder of a listed command."""
     from onea.cli.app import app
 
     group: Any = typer.main.get_command(app)
     words = shlex.split(command, comments=True)
     assert words[:2] == ["onea", "run"]
     context = group.commands["run"].make_context("run", words[2:])
-    given = {name: value for name, value in context.params.items() if value is not None}
-    out = Path(given.pop("out"))
+    values = {name: value for name, value in context.params.items() if value is not None}
+    out = Path(values.pop("out"))
     names = set(RunConfig.__dataclass_fields__)
     config = make_config(
-        {name: value for name, value in given.items() if name in names} | parse_arguments(context.args)
+        {name: value for name, value in values.items() if name in names} | parse_arguments(context.args)
     )
     return config, out
 
@@ -51,15 +51,15 @@ def test_every_method_is_listed_on_both_streams_with_five_seeds(grid: ModuleType
     assert len(methods) >= 20
     assert {data for _, data in count} == {"folder:cifar100", "folder:cub200"}
     assert all(runs % 5 == 0 for runs in count.values())
-    places = [job.place for job in grid.jobs()]
-    assert len(set(places)) == len(places)
+    paths = [job.path for job in grid.jobs()]
+    assert len(set(paths)) == len(paths)
 
 
-def test_a_listed_command_makes_the_run_that_its_folder_is_named_for(grid: ModuleType) -> None:
+def test_a_listed_command_has_the_configuration_and_folder_of_its_job(grid: ModuleType) -> None:
     for job in grid.jobs()[::29]:
-        config, out = asked_for(job.command("made"))
+        config, out = parse(job.command("made"))
         assert config.key() == job.config.key()
-        assert out == Path("made") / job.place
+        assert out == Path("made") / job.path
 
 
 def test_finished_records_are_collected_and_others_are_reported(
@@ -71,8 +71,8 @@ def test_finished_records_are_collected_and_others_are_reported(
     write_record(made / "methods/runs/good", named)
     write_record(made / "methods/runs/running", named | {"status": "running"})
     write_record(made / "methods/runs/long", named | {"note": " ".join(map(str, range(10_000)))})
-    wrong = grid.collect(made, results)
-    assert [line.split(":")[0].rsplit("/")[-1] for line in wrong] == ["elsewhere", "long", "running"]
+    problems = grid.collect(made, results)
+    assert [line.split(":")[0].rsplit("/")[-1] for line in problems] == ["elsewhere", "long", "running"]
     (kept,) = results.rglob("record.json.gz")
     assert kept.parent.name == "good"
     assert read_record_file(kept) == read_record_file(made / "methods/runs/good/record.json")
@@ -80,7 +80,7 @@ def test_finished_records_are_collected_and_others_are_reported(
     grid.collect(made, results)
     assert kept.read_bytes() == before
     merges = [task.get("merge") for task in json.loads(gzip.decompress(before))["tasks"]]
-    assert any(merge and "analysis" in merge for merge in merges), "the first seed keeps it"
+    assert any(merge and "analysis" in merge for merge in merges), "the first seed keeps the analysis"
 
 
 def test_further_seeds_leave_out_the_analysis_of_merges(
@@ -106,27 +106,29 @@ def test_earlier_runs_are_removed_when_all_seeds_have_been_run_again(
         config = record["config"] | {"method": "one-a", "seed": seed}
         write_record(tmp_path / f"methods/runs/old-{seed}", record | {"config": config, "data": {"name": "cub200"}})
     for job in jobs[1:]:
-        write_record(tmp_path / job.place, record)
+        write_record(tmp_path / job.path, record)
     assert not list(grid.superseded(jobs, tmp_path))
-    write_record(tmp_path / jobs[0].place, record)
+    write_record(tmp_path / jobs[0].path, record)
     assert [folder.name for folder in grid.superseded(jobs, tmp_path)] == ["old-1", "old-2", "old-3"]
 
 
-def test_missing_runs_are_made_in_the_given_order_of_methods(
+def test_missing_runs_start_in_the_given_order_of_methods(
     grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    made_for = [make_config(tiny_run | {"kappa": kappa}) for kappa in (5.0, 9.0)]
+    merged = [make_config(tiny_run | {"kappa": kappa}) for kappa in (5.0, 9.0)]
     frozen = make_config({name: tiny_run[name] for name in tiny_run if name != "options"} | {"method": "simplecil"})
-    listed = [grid.Job(config, "methods", 1.0) for config in (frozen, *made_for)]
+    listed = [grid.Job(config, "methods", 1.0) for config in (frozen, *merged)]
     monkeypatch.setattr(grid, "jobs", lambda: listed)
     monkeypatch.setattr(grid, "RESULTS", tmp_path / "results")
-    assert grid.make(tmp_path / "made", 1, ["one-a", "simplecil"]) == []
-    ended = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("finished")]
-    assert ended == [config.folder().name for config in (*made_for, frozen)]
-    records = [read_record_file(tmp_path / "made" / job.place / "record.json") for job in listed]
+    assert grid.run_missing(tmp_path / "made", 1, ["one-a", "simplecil"]) == []
+    finished = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("finished")]
+    assert finished == [config.folder().name for config in (*merged, frozen)]
+    records = [read_record_file(tmp_path / "made" / job.path / "record.json") for job in listed]
     assert [record["tasks"][0].get("training_shared", False) for record in records] == [False, False, True]
-    assert not any("losses" in task for task in grid.shortened(records[2])["tasks"]), "the run that trained has them"
-    assert all(task["losses"] for task in grid.shortened(records[1])["tasks"])
+    assert not any("losses" in task for task in grid.shorten(records[2])["tasks"]), (
+        "only the run that trained has losses"
+    )
+    assert all(task["losses"] for task in grid.shorten(records[1])["tasks"])
 
 
 def test_unknown_method_is_an_error(

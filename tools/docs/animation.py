@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The animation of the README: a model is taught, asked, taught one more class, asked again, and the update undone.
+"""The animation of the README: teach a model, predict, teach one more class, predict again, and undo the update.
 
     python tools/docs/animation.py
 
-runs the commands of ``onea tour`` on its pictures and draws their outputs as an animated SVG. The outputs are also the
-description of the file; ``tests/docs/test_animation.py`` compares them with those of the current program.
+runs the commands of ``onea tour`` on its pictures and renders their outputs as an animated SVG. The outputs are also
+the description of the file; ``tests/docs/test_animation.py`` compares them with those of the current program.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ COMMANDS = (
 )
 CAPTIONS = (
     "Monday: eight classes",
-    "New pictures: what is what?",
+    "New pictures: what are they?",
     "Tuesday: one more class",
-    "Now?",
+    "And now?",
     "Tuesday was a mistake",
 )
 MONDAY = ("spade", "heart", "diamond", "club", "sun", "cloud", "umbrella", "lightning")
-SCENE, WIDTH, HEIGHT, EDGE, SIDE = 3.6, 440, 196, 18, 44  # seconds; pixels
+SCENE = 3.6  # seconds
+WIDTH, HEIGHT, EDGE, SIDE = 440, 196, 18, 44  # pixels
 STILL = 1  # the scene that is shown without animation
 _ROW = re.compile(r"^new/(\S+)\.png +(.+?) {2,}", re.M)
 _STYLE = """
@@ -47,9 +48,9 @@ svg { --paper: #f6f8fa; --line: #d0d7de; --ink: #1f2328; --soft: #59636e; --good
   svg { --paper: #161b22; --line: #3d444d; --ink: #f0f6fc; --soft: #9aa4b0; --good: #56d394; --odd: #ffa657; }
 }
 text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: var(--ink); }
-.said { fill: var(--soft); } .answer { font-weight: 600; fill: var(--good); } .unknown { fill: var(--odd); }
+.muted { fill: var(--soft); } .answer { font-weight: 600; fill: var(--good); } .unknown { fill: var(--odd); }
 .card { fill: var(--paper); stroke: var(--line); }
-.now { fill: var(--ink); } .dot { fill: var(--line); }
+.current { fill: var(--ink); } .dot { fill: var(--line); }
 """
 
 
@@ -58,7 +59,7 @@ class Exchange:
     """A command and its output."""
 
     command: str
-    printed: str
+    output: str
 
 
 def run_commands() -> tuple[list[Exchange], dict[str, str]]:
@@ -66,16 +67,17 @@ def run_commands() -> tuple[list[Exchange], dict[str, str]]:
     from onea.cli.tour import _draw as draw_pictures
 
     with TemporaryDirectory() as folder:
-        place = Path(folder)
-        draw_pictures(place)
+        root = Path(folder)
+        draw_pictures(root)
         exchanges = []
         for command in COMMANDS:
             words = [sys.executable, "-m", *shlex.split(command)]
             environment = os.environ | {"COLUMNS": "100"}
-            done = subprocess.run(words, cwd=place, env=environment, check=True, capture_output=True, text=True)
-            exchanges.append(Exchange(command, "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())))
-        new = {f"new/{path.stem}": path for path in (place / "new").iterdir()}
-        taught = {path.parent.name: path for path in place.glob("photos/*day/*/0.png")}
+            process = subprocess.run(words, cwd=root, env=environment, check=True, capture_output=True, text=True)
+            lines = process.stdout.strip().splitlines()
+            exchanges.append(Exchange(command, "\n".join(line.rstrip() for line in lines)))
+        new = {f"new/{path.stem}": path for path in (root / "new").iterdir()}
+        taught = {path.parent.name: path for path in root.glob("photos/*day/*/0.png")}
         return exchanges, {name: _thumbnail(path) for name, path in (taught | new).items()}
 
 
@@ -93,8 +95,8 @@ def draw(exchanges: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
     scenes = [_scene(exchange, caption, pictures) for exchange, caption in zip(exchanges, CAPTIONS, strict=True)]
     total = SCENE * len(scenes)
     style, body = [_STYLE.strip()], []
-    for number, (first, then) in enumerate(scenes):
-        for kind, content, start in (("asks", first, 0.0), ("says", then, 0.9)):
+    for number, (command, output) in enumerate(scenes):
+        for kind, content, start in (("command", command, 0.0), ("output", output, 0.9)):
             begin, end = (100 * (SCENE * number + start) / total, 100 * (SCENE * (number + 1) - 0.15) / total)
             frames = f"0%, {begin:.2f}%, {end + 0.8:.2f}%, 100% {{ opacity: 0; }}"
             if number == len(scenes) - 1:
@@ -105,15 +107,15 @@ def draw(exchanges: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
                 f".{kind}{number} {{ opacity: {int(number == STILL)}; animation: {kind}{number} {total:g}s infinite; }}"
             )
             body.append(f'<g class="{kind}{number}">{content}</g>')
-        place = WIDTH / 2 + 16 * (number - (len(scenes) - 1) / 2)
-        body.append(f'<circle class="dot" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
-        body.append(f'<circle class="now asks{number}" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
+        x = WIDTH / 2 + 16 * (number - (len(scenes) - 1) / 2)
+        body.append(f'<circle class="dot" cx="{x:g}" cy="{HEIGHT - 14}" r="3.5"/>')
+        body.append(f'<circle class="current command{number}" cx="{x:g}" cy="{HEIGHT - 14}" r="3.5"/>')
     style.append("@media (prefers-reduced-motion: reduce) { g, circle { animation: none !important; } }")
-    words = html.escape("\n".join(f"$ {each.command}\n{each.printed}" for each in exchanges), quote=False)
+    transcript = "\n".join(f"$ {exchange.command}\n{exchange.output}" for exchange in exchanges)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
-        f"<title>A model is taught, asked, taught one more class, asked again, and taken back</title>\n"
-        f"<desc>{words}</desc>\n<style>\n{chr(10).join(style)}\n</style>\n"
+        f"<title>A model learns, predicts, learns one more class, predicts again, and the update is undone</title>\n"
+        f"<desc>{html.escape(transcript, quote=False)}</desc>\n<style>\n{chr(10).join(style)}\n</style>\n"
         f'<rect class="card" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="8"/>\n'
         + "\n".join(body)
         + "\n</svg>\n"
@@ -122,17 +124,17 @@ def draw(exchanges: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
 
 def _scene(exchange: Exchange, caption: str, pictures: Mapping[str, str]) -> tuple[str, str]:
     """The SVG of the command with its pictures, and of its output."""
-    command = _text(EDGE, 30, f"# {caption}", "said") + _text(EDGE, 52, f"$ {exchange.command}")
-    rows = _ROW.findall(exchange.printed)
+    command = _text(EDGE, 30, f"# {caption}", "muted") + _text(EDGE, 52, f"$ {exchange.command}")
+    rows = _ROW.findall(exchange.output)
     if rows:
-        printed = ""
+        output = ""
         for number, (name, answer) in enumerate(rows):
             left = EDGE + number * 134
             command += _picture(left, 68, pictures[f"new/{name}"])
             kind = "answer unknown" if answer == "unknown" else "answer"
-            printed += _text(left, 132, f"{name}.png", "said") + _text(left, 152, answer, kind)
-        return command, printed
-    lines = [line for line in exchange.printed.splitlines() if re.match(r"learned|undid|tour\.onea ", line)]
+            output += _text(left, 132, f"{name}.png", "muted") + _text(left, 152, answer, kind)
+        return command, output
+    lines = [line for line in exchange.output.splitlines() if re.match(r"learned|undid|tour\.onea ", line)]
     shown = MONDAY if "monday" in exchange.command else ("yin-yang",) if "tuesday" in exchange.command else ()
     for number, name in enumerate(shown):
         command += _picture(EDGE + number * (SIDE + 7), 68, pictures[name])
@@ -150,9 +152,9 @@ def _picture(x: float, y: float, data: str) -> str:
 
 def read(text: str) -> list[Exchange]:
     """The commands and outputs in the description of a file."""
-    found = re.search(r"<desc>(.*?)</desc>", text, re.S)
-    assert found
-    parts = re.split(r"^\$ ", html.unescape(found[1]), flags=re.M)[1:]
+    description = re.search(r"<desc>(.*?)</desc>", text, re.S)
+    assert description
+    parts = re.split(r"^\$ ", html.unescape(description[1]), flags=re.M)[1:]
     return [Exchange(part.partition("\n")[0], part.partition("\n")[2].strip()) for part in parts]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill numbers and tables into README and pages.
+"""Fill numbers and tables into the README and the pages.
 
     python tools/docs/fill.py [--made FOLDER]
 
@@ -38,7 +38,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "R
 WRITTEN = re.compile(r"<!-- written: ([^>]+) -->(\n?)(.*?)(\n?)<!-- end -->", re.S)
 GENERATED = re.compile(r"^<!-- generated: ([^>]+) -->$", re.M)
 CACHE = ROOT / "build/results"
-KEPT = (".csv", ".gz", ".md")  # committed files of docs/results
+COMMITTED = (".csv", ".gz", ".md")  # suffixes of committed files in docs/results
 
 
 def comparison() -> str:
@@ -48,7 +48,7 @@ def comparison() -> str:
     columns = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"
     try:
-        with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
+        with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as output:
             for side, key in (("first", ONE_A), ("second", PLUS)):
                 for seed, record in results.runs("cifar100")[key].seeds.items():
                     write_record(Path(folder) / side / str(seed), record)
@@ -56,7 +56,7 @@ def comparison() -> str:
     finally:
         os.environ.pop("COLUMNS")
         os.environ |= {"COLUMNS": columns} if columns else {}
-    return "```text\n" + "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines()) + "```"
+    return "```text\n" + "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines()) + "```"
 
 
 CONTENT: dict[str, Callable[..., str]] = {
@@ -75,8 +75,8 @@ def content(words: str, functions: Mapping[str, Callable[..., str]] = CONTENT) -
     return functions[name](*arguments)
 
 
-def renewed(text: str) -> str:
-    """A page with updated content of its placeholders."""
+def updated(text: str) -> str:
+    """A page with the current content of its placeholders."""
     return WRITTEN.sub(
         lambda match: f"<!-- written: {match[1]} -->{match[2]}{content(match[1])}{match[4]}<!-- end -->", text
     )
@@ -96,17 +96,17 @@ def render(folder: Path, groups: Sequence[str]) -> Path:
     def report(group: str) -> None:
         out = f"docs/results/{group}"
         command = [sys.executable, "-m", "onea", "report", f"{out}/runs", "--out", out]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed.\n{done.stdout}{done.stderr}")
+        process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed.\n{process.stdout}{process.stderr}")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(report, groups))
     return folder / "docs/results"
 
 
-def cached(groups: Sequence[str], cache: Path = CACHE) -> Path:
-    """The rendered results, from ``cache`` if neither records nor source have changed."""
+def cached_results(groups: Sequence[str], cache: Path = CACHE) -> Path:
+    """The folder of rendered results, from ``cache`` unless records or source have changed."""
     from importlib.metadata import version
 
     digest = hashlib.sha256(f"{sys.version} {version('matplotlib')} {version('numpy')} {groups}".encode())
@@ -118,17 +118,17 @@ def cached(groups: Sequence[str], cache: Path = CACHE) -> Path:
     if not folder.exists():
         shutil.rmtree(cache, ignore_errors=True)
         cache.mkdir(parents=True)
-        with TemporaryDirectory(dir=cache) as fresh:
-            render(Path(fresh) / "whole", groups)
-            (Path(fresh) / "whole").rename(folder)
+        with TemporaryDirectory(dir=cache) as temporary:
+            render(Path(temporary) / "complete", groups)
+            (Path(temporary) / "complete").rename(folder)
     return folder / "docs/results"
 
 
-def rendered(only: str = "", cache: Path = CACHE) -> list[Path]:
-    """Pages and figures of the records, which are not committed; of some groups, or of all."""
+def uncommitted_files(only: str = "", cache: Path = CACHE) -> list[Path]:
+    """Rendered pages and figures, which are not committed; of some groups, or of all."""
     groups = [group for group in results.groups() if not only or group in only.split()]
-    files = sorted(cached(groups, cache).rglob("*.*")) if groups else []
-    return [path for path in files if path.suffix not in KEPT]
+    files = sorted(cached_results(groups, cache).rglob("*.*")) if groups else []
+    return [path for path in files if path.suffix not in COMMITTED]
 
 
 def main() -> None:
@@ -139,14 +139,14 @@ def main() -> None:
     if arguments.made:
         grid = ROOT / "tools/results_grid.py"
         subprocess.run([sys.executable, str(grid), "collect", str(arguments.made)], check=True)
-    made = cached(results.groups())
-    for path in sorted(made.rglob("*")):
+    rendered = cached_results(results.groups())
+    for path in sorted(rendered.rglob("*")):
         if path.suffix in (".csv", ".md"):
-            shutil.copy(path, RESULTS / path.relative_to(made))
+            shutil.copy(path, RESULTS / path.relative_to(rendered))
     subprocess.run([sys.executable, str(ROOT / "tools/docs/pictures.py")], check=True, stdout=subprocess.DEVNULL)
     for page in PAGES:
         text = page.read_text("utf-8")
-        if (new := renewed(text)) != text:
+        if (new := updated(text)) != text:
             page.write_text(new, "utf-8")
             print(page.relative_to(ROOT))
 

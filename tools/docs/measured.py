@@ -54,10 +54,10 @@ ON_CPU = (Rate("training, images/s", "training", "batch 32", "images/s"), *_INFE
 
 
 def bench(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
-    """A number of a file, or None."""
+    """A value from a file of `onea bench`; None if it was not measured."""
     key = (measure, setting, unit, column)
-    found = (line for line in lines(file) if (line["measure"], line["setting"], line["unit"], line["column"]) == key)
-    return next((float(line["value"]) for line in found), None)
+    matches = (line for line in lines(file) if (line["measure"], line["setting"], line["unit"], line["column"]) == key)
+    return next((float(line["value"]) for line in matches), None)
 
 
 def speed(file: str, rates: Sequence[Rate], precision: str) -> str:
@@ -67,13 +67,13 @@ def speed(file: str, rates: Sequence[Rate], precision: str) -> str:
         columns = ("plain loop", "same numerics", "fast")
         plain, full, fast = (bench(file, measure, setting, unit, column) for column in columns)
         times = "" if not plain or not fast else f"{fast / plain if unit == 'images/s' else plain / fast:.1f}x"
-        rows.append([title, *(_shown(value, unit) for value in (plain, full, fast)), times])
-    return table(("", "plain loop", "onea, fp32", f"onea, {precision}", "times the plain loop"), rows, words=1)
+        rows.append([title, *(_format(value, unit) for value in (plain, full, fast)), times])
+    return table(("", "plain loop", "onea, fp32", f"onea, {precision}", "speed-up"), rows, words=1)
 
 
-def _shown(value: float | None, unit: str) -> str:
+def _format(value: float | None, unit: str) -> str:
     """
-    >>> _shown(4784.83, "images/s"), _shown(8.53, "ms"), _shown(10636.8, "MB"), _shown(None, "ms")
+    >>> _format(4784.83, "images/s"), _format(8.53, "ms"), _format(10636.8, "MB"), _format(None, "ms")
     ('4,785', '8.5', '10.6', '')
     """
     if value is None:
@@ -87,11 +87,11 @@ def stream() -> str:
     """The time of a whole stream in two precisions."""
 
     def both(setting: str, unit: str, digits: int) -> list[str]:
-        found = (
+        values = (
             bench(STREAM.format(precision=precision), "stream", f"cifar100, 10 tasks, {setting}", unit, column)
             for precision, column in (("bf16", "fast"), ("fp32", "same numerics"))
         )
-        return ["" if value is None else f"{value:,.{digits}f}" for value in found]
+        return ["" if value is None else f"{value:,.{digits}f}" for value in values]
 
     rows = [
         ("start to end, s", *both("from start to end", "s", 1)),
@@ -110,7 +110,7 @@ def export() -> str:
     for column in ("PyTorch bf16", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO"):
         cells = [column]
         for setting in ("batch 1", "batch 32"):
-            plain, other = (bench(EXPORT, "inference", setting, "ms", each) for each in ("PyTorch fp32", column))
+            plain, other = (bench(EXPORT, "inference", setting, "ms", name) for name in ("PyTorch fp32", column))
             cells.append(f"{plain / other:.1f}x" if plain and other else "")
         rows.append(cells)
     return table(("", "one image", "batch 32"), rows, words=1)
@@ -177,13 +177,13 @@ def frozen_cost() -> str:
         ("One-A+", "one-a-plus", "cifar100", "bf16"),
         ("One-A", "one-a", "cub200", "bf16"),
     ):
-        found: dict[str, dict[str, float]] = {}
+        by_way: dict[str, dict[str, float]] = {}
         for line in lines("speed/precision_quality-nvidia-h200.csv"):
             if (line["method"], line["data"]) == (method, data) and line["A_T"]:
-                found.setdefault(line["way"], {})[line["seed"]] = float(line["A_T"])
-        changes = ([found[each][seed] - found[base][seed] for seed in found[each]] for each in (way, f"{way}, fp8"))
+                by_way.setdefault(line["way"], {})[line["seed"]] = float(line["A_T"])
+        changes = ([by_way[name][seed] - by_way[base][seed] for seed in by_way[name]] for name in (way, f"{way}, fp8"))
         texts = [mean(change).text(sign=True) for change in changes]
-        rows.append((f"{title}, {DATA[data]}", *texts, str(len(found[way]))))
+        rows.append((f"{title}, {DATA[data]}", *texts, str(len(by_way[way]))))
     return table(("", "bf16", "FP8", "streams"), rows, words=1)
 
 
@@ -219,7 +219,7 @@ class Taught:
 
     def values(self, measure: str = "right") -> list[float]:
         """A metric in percent for each seed; ``right`` is the accuracy."""
-        found = [
+        values = [
             float(line[measure])
             for line in self.lines
             if (line["data"], line["updates"], line["looked_at"]) == (self.data, self.updates, self.split)
@@ -228,8 +228,8 @@ class Taught:
             and line.get("again", False) == self.again
             and line["backbone"] == self.lines[-1]["backbone"]
         ]
-        assert found, f"{self.file} has no such runs"
-        return found
+        assert values, f"{self.file} has no such runs"
+        return values
 
 
 _SHOP, _HELD_OUT = "updates-amd-epyc-2.jsonl", "a quarter of the training photos, in groups that look alike"
@@ -247,13 +247,12 @@ TAUGHT = {
 def models() -> str:
     """Accuracy of models: mean and range over seeds."""
     rows = []
-    for each in TAUGHT.values():
-        if each.title:
-            found = each.values()
-            span = f"{min(found):.1f} to {max(found):.1f}"
-            rows.append(
-                (f"[{each.title}](benchmarks/models/unknown/{each.file})", f"{fmean(found):.1f}", span, str(len(found)))
-            )
+    for taught in TAUGHT.values():
+        if taught.title:
+            values = taught.values()
+            span = f"{min(values):.1f} to {max(values):.1f}"
+            link = f"[{taught.title}](benchmarks/models/unknown/{taught.file})"
+            rows.append((link, f"{fmean(values):.1f}", span, str(len(values))))
     return table(("`onea teach`, accuracy, %", "mean", "lowest to highest", "n"), rows, words=1)
 
 
@@ -263,19 +262,19 @@ def taught(key: str) -> str:
 
 
 def taught_unknown(key: str) -> str:
-    """Rate of known photos that were called unknown, lowest to highest."""
-    found = TAUGHT[key].values("known_called_unknown")
-    return f"{min(found):.1f} to {max(found):.1f}"
+    """Percentage of known photos that were called unknown, lowest to highest."""
+    values = TAUGHT[key].values("known_called_unknown")
+    return f"{min(values):.1f} to {max(values):.1f}"
 
 
 def cost_of_updates() -> str:
-    """Loss of accuracy by updates instead of all images at once, in percentage points, lowest to highest."""
+    """Accuracy lost by teaching in updates instead of all at once, in percentage points, lowest to highest."""
     gaps = [float(taught(f"{way}at-once")) - float(taught(f"{way}updates")) for way in ("", "held-out-")]
     steps = json.loads((BENCHMARKS / "models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
     gaps.append(steps["at-once"]["steps"][-1]["accuracy"] - steps["stream"]["steps"][-1]["accuracy"])
-    for each in map(runs, DATA):
-        if PLUS in each and JOINT in each:
-            gaps.append(each[JOINT].of("A_T").value - each[PLUS].of("A_T").value)
+    for methods in map(runs, DATA):
+        if PLUS in methods and JOINT in methods:
+            gaps.append(methods[JOINT].of("A_T").value - methods[PLUS].of("A_T").value)
     return f"{min(gaps):.0f} to {max(gaps):.0f}" if min(gaps) >= 0.5 else f"up to {max(gaps):.0f}"
 
 
@@ -284,12 +283,12 @@ def cost_of_updates() -> str:
 
 def minutes(target: str, bf16: str) -> str:
     """Minutes of a Makefile target on two cores, with bf16 instructions (yes) or without (no)."""
-    found = [
+    times = [
         float(line["seconds"]) / 60
         for line in lines("speed/first_contact_times.csv")
         if (line["hardware"], line["command"], line["bf16"]) == ("AMD EPYC, 2 cores", f"make {target}", bf16)
     ]
-    return f"{found[-1]:.1f}"  # the last run
+    return f"{times[-1]:.1f}"  # the last run
 
 
 def one_more_class(column: str, side: str) -> str:

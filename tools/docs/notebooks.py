@@ -24,14 +24,14 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and cursor movement
 
 
 def paths() -> list[Path]:
-    """Every notebook."""
+    """The paths of all notebooks."""
     return sorted(FOLDER.glob("*.ipynb"))
 
 
 def run(path: Path) -> Any:
-    """The notebook with the outputs of a new kernel; an error of a cell is raised.
+    """The notebook with the outputs of a new kernel; an error in a cell is raised.
 
-    Kernels and settings of the user have no effect: this Python is started, with an empty configuration folder.
+    Kernels and settings of the user have no effect: the kernel uses this Python and an empty configuration folder.
     """
     import nbformat
     from jupyter_client.kernelspec import KernelSpecManager
@@ -40,7 +40,7 @@ def run(path: Path) -> Any:
 
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
-        # Over a socket in this folder instead of the network.
+        # The kernel talks through a socket in this folder instead of the network.
         manager = AsyncKernelManager(connection_file=f"{folder}/kernel.json", kernel_name="python3", transport="ipc")
         manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
         client = NotebookClient(notebook, km=manager, timeout=TIMEOUT, resources={"metadata": {"path": folder}})
@@ -52,23 +52,23 @@ def run(path: Path) -> Any:
     return notebook
 
 
-def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
+def render(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
     """The notebook as Markdown, and its pictures by name."""
     pictures: dict[str, bytes] = {}
     parts = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            parts.append(_linked(cell.source))
+            parts.append(_link_pages(cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
-        for output in _joined(cell.outputs):
-            parts += _shown(output, name, pictures)
+        for output in _join_streams(cell.outputs):
+            parts += _markdown(output, name, pictures)
     title, *rest = parts
     note = f"[Download this notebook]({name}.ipynb){{ .notebook }}"
     return "\n\n".join([title, note, *rest]) + "\n", pictures
 
 
-def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
+def _markdown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
     """An output of a cell in Markdown."""
     if output.output_type == "stream":
         yield f"```text\n{_TERMINAL.sub('', output.text).rstrip()}\n```"
@@ -79,13 +79,13 @@ def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
     elif "image/png" in data:
         file = f"{name}-{len(pictures) + 1}.png"
         pictures[file] = b64decode(data["image/png"])
-        yield f"![What the cell above draws]({file})"
+        yield f"![Output of the cell above]({file})"
     elif "text/plain" in data:
         yield f"```text\n{data['text/plain']}\n```"
 
 
-def _joined(outputs: list[Any]) -> Iterator[Any]:
-    """Outputs, with consecutive prints joined."""
+def _join_streams(outputs: list[Any]) -> Iterator[Any]:
+    """Outputs, with consecutive printed texts joined."""
     last = None
     for output in outputs:
         if last and output.output_type == last.output_type == "stream":
@@ -98,8 +98,8 @@ def _joined(outputs: list[Any]) -> Iterator[Any]:
         yield last
 
 
-def _linked(text: str) -> str:
-    """Links to other notebooks lead to their pages."""
+def _link_pages(text: str) -> str:
+    """The text with links to the pages of other notebooks instead of their files."""
     return re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text)
 
 
@@ -109,22 +109,22 @@ def pages(cache: Path) -> dict[str, bytes]:
 
     only = os.environ.get("NOTEBOOKS", "").split()
 
-    def made(path: Path) -> dict[str, bytes]:
+    def files_of(path: Path) -> dict[str, bytes]:
         if only and path.stem not in only:
-            text, pictures = page(nbformat.read(path, as_version=4), path.stem)
+            text, pictures = render(nbformat.read(path, as_version=4), path.stem)
             return {f"{path.stem}.md": text.encode(), **pictures}
         cached = cache / f"{path.stem}-{_digest(path)}.ipynb"
         if not cached.exists():
-            done = run(path)
+            executed = run(path)
             cache.mkdir(parents=True, exist_ok=True)
             for old in cache.glob(f"{path.stem}-{'?' * 16}.ipynb"):
                 old.unlink()
-            nbformat.write(done, cached)
-        text, pictures = page(nbformat.read(cached, as_version=4), path.stem)
+            nbformat.write(executed, cached)
+        text, pictures = render(nbformat.read(cached, as_version=4), path.stem)
         return {f"{path.stem}.md": text.encode(), **pictures}
 
     with ThreadPoolExecutor(2) as pool:
-        return {name: content for files in pool.map(made, paths()) for name, content in files.items()}
+        return {name: content for files in pool.map(files_of, paths()) for name, content in files.items()}
 
 
 def _digest(path: Path) -> str:

@@ -71,10 +71,10 @@ class Mean:
         >>> Mean(5.19, 4.02, 6.36, 3).text(sign=True), Mean(1.14, 0.02, 2.26, 5).text()
         ('+5.2\xa0(+4.0\xa0to\xa0+6.4)', '1.1\xa0(0.0\xa0to\xa02.3)')
         """
-        shown = _number(self.value, sign, digits)
+        value = _number(self.value, sign, digits)
         if self.low is None or self.high is None:
-            return shown
-        return f"{shown} ({_number(self.low, sign, digits)} to {_number(self.high, sign, digits)})".replace(" ", _SPACE)
+            return value
+        return f"{value} ({_number(self.low, sign, digits)} to {_number(self.high, sign, digits)})".replace(" ", _SPACE)
 
 
 def _number(value: float, sign: bool, digits: int) -> str:
@@ -126,9 +126,9 @@ class Runs:
 @cache
 def records() -> tuple[Record, ...]:
     """All committed records, then one for each further classifier of a run."""
-    every = [record for group in groups() for record in load_records(RESULTS / group / "runs")]
-    further = [each for record in every for each in split_by_classifier(record)[1:]]
-    return tuple(with_default_options([*every, *further]))
+    loaded = [record for group in groups() for record in load_records(RESULTS / group / "runs")]
+    further = [copy for record in loaded for copy in split_by_classifier(record)[1:]]
+    return tuple(with_default_options([*loaded, *further]))
 
 
 def groups() -> list[str]:
@@ -139,26 +139,26 @@ def groups() -> list[str]:
 @cache
 def runs(data: str) -> dict[str, Runs]:
     """The methods that have been run on a dataset, the most accurate first."""
-    found = {}
+    methods = {}
     for key, method in METHODS.items():
         seeds: dict[int, Record] = {}
         for record in records():
             if record["data"]["name"] == data and method.matches(record):
                 seeds.setdefault(record["config"]["seed"], record)
         if seeds:
-            found[key] = Runs(method.title, dict(sorted(seeds.items())))
-    return dict(sorted(found.items(), key=lambda item: -item[1].of("A_T").value))
+            methods[key] = Runs(method.title, dict(sorted(seeds.items())))
+    return dict(sorted(methods.items(), key=lambda item: -item[1].of("A_T").value))
 
 
 def difference(first: Runs, second: Runs, name: str = "A_T") -> Mean:
     """A metric of the second minus that of the first, paired by seed."""
-    read = metric(name).value
-    both = sorted(first.seeds.keys() & second.seeds.keys())
-    pairs = [(read(first.seeds[seed]), read(second.seeds[seed])) for seed in both]
+    value = metric(name).value
+    common = sorted(first.seeds.keys() & second.seeds.keys())
+    pairs = [(value(first.seeds[seed]), value(second.seeds[seed])) for seed in common]
     return mean([b - a for a, b in pairs if a is not None and b is not None])
 
 
-# numbers in the text of pages; missing runs are marked
+# numbers in the text of pages, or `not run`
 
 
 def _if_run(number: Callable[..., str]) -> Callable[..., str]:
@@ -170,14 +170,14 @@ def _if_run(number: Callable[..., str]) -> Callable[..., str]:
     return read
 
 
-def accuracy(found: Runs) -> str:
+def accuracy(method_runs: Runs) -> str:
     """A_T in percent."""
-    return f"{found.of('A_T').value:.1f}"
+    return f"{method_runs.of('A_T').value:.1f}"
 
 
-def accuracy_and_deviation(found: Runs) -> str:
+def accuracy_and_deviation(method_runs: Runs) -> str:
     """A_T with its sample standard deviation."""
-    values = found.values("A_T")
+    values = method_runs.values("A_T")
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
@@ -186,9 +186,9 @@ def gap(first: Runs, second: Runs) -> str:
     return difference(first, second).text(sign=True).replace(_SPACE, " ")
 
 
-def kept(found: Runs) -> str:
+def stored_megabytes(method_runs: Runs) -> str:
     """Megabytes that a method stores between tasks."""
-    return _cost(found, "state_mb", ".1f")
+    return _cost(method_runs, "state_mb", ".1f")
 
 
 def seeds(method: str) -> str:
@@ -211,7 +211,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None
     Args:
         heads: headings of the columns.
         rows: cells of the rows.
-        words: number of left-aligned columns; the others, with numbers, are right-aligned. By default all are left.
+        words: number of left-aligned columns; the others hold numbers and are right-aligned. By default, all are left.
     """
     left = len(heads) if words is None else words
     rule = "".join("---|" if column < left else "---:|" for column in range(len(heads)))
@@ -220,7 +220,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None
 
 
 def _cell(text: str) -> str:
-    r"""A cell; an interval in it is small and may break, so that a phone can show it below its value.
+    r"""A cell; an interval in it is set small after a breakable space, so that it can wrap on a phone.
 
     >>> _cell("5.2\xa0(4.0\xa0to\xa06.4)")
     '5.2 <small>(4.0\xa0to 6.4)</small>'
@@ -237,25 +237,25 @@ def _bold(key: str, title: str) -> str:
 
 
 def both_datasets() -> str:
-    """Every method: accuracy on both datasets, seeds and forward passes."""
+    """All methods: accuracy on both datasets, number of seeds, forward passes."""
     rows = []
     for key in dict.fromkeys(key for data in DATA for key in runs(data)):
-        found = [runs(data).get(key) for data in DATA]
-        accuracies = (f"{each.of('A_T').value:.2f}" if each else NOT_RUN for each in found)
-        known = [each for each in found if each]
-        counts = " / ".join(dict.fromkeys(str(len(each.seeds)) for each in known))
-        rows.append((_bold(key, METHODS[key].title), *accuracies, counts, _passes(key, known)))
+        by_data = [runs(data).get(key) for data in DATA]
+        accuracies = (f"{known.of('A_T').value:.2f}" if known else NOT_RUN for known in by_data)
+        available = [known for known in by_data if known]
+        counts = " / ".join(dict.fromkeys(str(len(known.seeds)) for known in available))
+        rows.append((_bold(key, METHODS[key].title), *accuracies, counts, _passes(key, available)))
     return table(("", *DATA.values(), "n", "passes"), rows, words=1)
 
 
-def _cost(found: Runs, name: str, digits: str) -> str:
-    value = found.cost(name)
+def _cost(method_runs: Runs, name: str, digits: str) -> str:
+    value = method_runs.cost(name)
     return "" if value is None else f"{value:{digits}}"
 
 
-def _passes(key: str, found: Sequence[Runs]) -> str:
+def _passes(key: str, by_data: Sequence[Runs]) -> str:
     """Forward passes of a prediction after the last task; MOS stops early when its prediction is stable."""
-    counts = " / ".join(dict.fromkeys(_cost(each, "passes", "g") for each in found))
+    counts = " / ".join(dict.fromkeys(_cost(known, "passes", "g") for known in by_data))
     return f"up to {counts}" if key == MOS else counts
 
 
@@ -263,11 +263,11 @@ def one_dataset(data: str) -> str:
     """Every method on a dataset: accuracy and forgetting with intervals, difference to One-A+, cost."""
     rows = []
     plus = runs(data).get(PLUS)
-    for key, found in runs(data).items():
-        ahead = difference(found, plus).text(sign=True) if plus and key != PLUS else ""
-        cells = (found.of("A_T").text(), ahead, f"{found.of('mean_A').value:.1f}", found.of("F").text())
-        costs = (_passes(key, [found]), _cost(found, "state_mb", ".1f"))
-        rows.append((_bold(key, found.title), *cells, str(len(found.seeds)), *costs))
+    for key, known in runs(data).items():
+        ahead = difference(known, plus).text(sign=True) if plus and key != PLUS else ""
+        cells = (known.of("A_T").text(), ahead, f"{known.of('mean_A').value:.1f}", known.of("F").text())
+        costs = (_passes(key, [known]), _cost(known, "state_mb", ".1f"))
+        rows.append((_bold(key, known.title), *cells, str(len(known.seeds)), *costs))
     heads = ("method", "A_T %", "One-A+ minus it", "mean A %", "F", "n", "passes", "MB kept")
     return table(heads, rows, words=1)
 
@@ -290,9 +290,9 @@ def folders() -> str:
     """The folders of docs/results with their methods and numbers of runs."""
     rows = []
     for group in groups():
-        found = load_records(RESULTS / group / "runs")
-        titles = sorted({method_class(record["config"]["method"]).title for record in found})
-        rows.append((f"[{group}]({group}/table.md)", "; ".join(titles), str(len(found))))
+        loaded = load_records(RESULTS / group / "runs")
+        titles = sorted({method_class(record["config"]["method"]).title for record in loaded})
+        rows.append((f"[{group}]({group}/table.md)", "; ".join(titles), str(len(loaded))))
     return table(("table", "methods", "runs"), rows, words=2)
 
 
@@ -300,7 +300,7 @@ NUMBERS: dict[str, Callable[..., str]] = {
     "accuracy": _if_run(accuracy),
     "accuracy-and-deviation": _if_run(accuracy_and_deviation),
     "gap": _if_run(gap),
-    "megabytes": _if_run(kept),
+    "megabytes": _if_run(stored_megabytes),
     "seeds": seeds,
     "network": network,
 }
