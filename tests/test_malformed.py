@@ -2,7 +2,7 @@
 """Ten thousand malformed inputs through the real entry points: one sentence or harmless, and nothing is changed.
 
 Images, zips, JSON, safetensors, YAML and arguments. The default suite tries a sample; --slow tries all and prints the
-counts. A failure names kind, seed and number, with which ``draws`` makes the same input again.
+counts. A failure names kind, seed and number, with which ``trial_rng`` makes the same input again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save
 from support import malformed
 from support.adapters import BARE_OPERATORS, CONFIG, write_lora, write_matrices
 from support.commands import COMMANDS
-from support.malformed import draws
+from support.malformed import trial_rng
 from support.models import class_folders, resealed
 from support.serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
 from support.tiny import Stopped, save_plain
@@ -72,7 +72,7 @@ class Trials:
         started = time.process_time()
         try:
             try:
-                yield draws(self.kind, SEED, number)
+                yield trial_rng(self.kind, SEED, number)
                 self.outcomes["harmless"] += 1
             except OneaError as error:
                 check_sentence(str(error))
@@ -178,8 +178,8 @@ def test_images(count, trials, shop, tmp_path, command):
     before, file = folder_hash(shop), tmp_path / "image.png"
     with client_of(shop, limits=Limits(pixels=1_000_000)) as client:
         for number in trials.numbers(count):
-            with trials.trial(number) as draw:
-                content = malformed.image(draw)
+            with trials.trial(number) as rng:
+                content = malformed.image(rng)
                 file.write_bytes(content)
                 match number % 10:
                     case 0:
@@ -221,8 +221,8 @@ def test_zips(count, trials, shop):
     before = folder_hash(shop)
     with client_of(shop, limits=Limits(pixels=1_000_000, zip_bytes=10_000_000)) as client:
         for number in trials.numbers(count):
-            with trials.trial(number) as draw:
-                answer = client.post("/learn", content=malformed.archive(draw), headers=ZIP)
+            with trials.trial(number) as rng:
+                answer = client.post("/learn", content=malformed.archive(rng), headers=ZIP)
                 assert refused(answer), "there is nothing to learn from"
                 assert str(shop.parent) not in answer.text
                 trials.count(True)
@@ -235,8 +235,8 @@ def test_requests(count, trials, shop):
     before = folder_hash(shop)
     with client_of(shop, limits=Limits(pixels=1_000_000)) as client:
         for number in trials.numbers(count):
-            with trials.trial(number) as draw:
-                method, address, body, headers = malformed.request(draw)
+            with trials.trial(number) as rng:
+                method, address, body, headers = malformed.request(rng)
                 if address == "/learn" and "Authorization" not in headers:
                     headers |= TEACHER
                 encoded = {name: value.encode("latin-1") for name, value in headers.items()}
@@ -271,12 +271,12 @@ def test_json_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
     image = str(next((tiny_images / "test/class00").iterdir()))
     asks = (["history", "--json"], ["predict", image, "--threads", "1"], ["rename", "class00", "null"])
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
-            file = renew(shop, whole_shop) / draw.choice(["model.json", "states/000001/state.json"])
+        with trials.trial(number) as rng:
+            file = renew(shop, whole_shop) / rng.choice(["model.json", "states/000001/state.json"])
             value = json.loads(file.read_bytes())
-            sealed = draw.random() < 0.7
-            file.write_bytes(resealed(malformed.odd_value(value, draw)) if sealed else malformed.odd_json(value, draw))
-            asked, *more = draw.choice(asks)
+            sealed = rng.random() < 0.7
+            file.write_bytes(resealed(malformed.odd_value(value, rng)) if sealed else malformed.odd_json(value, rng))
+            asked, *more = rng.choice(asks)
             unchanged(shop, trials, command, asked, str(shop), *more)
 
 
@@ -288,12 +288,12 @@ def test_json_of_a_run(count, trials, run_folder, finished, as_options, command,
     asks += [["paper", "proxies", "--out", str(tmp_path), "--render-only", *as_options[1:5], "--tasks", "3"]]
     store, config = RecordStore(run_folder.parent), make_config(finished[0])
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
-            sealed = draw.random() < 0.7
-            file.write_bytes(resealed(malformed.odd_value(whole, draw)) if sealed else malformed.odd_json(whole, draw))
+        with trials.trial(number) as rng:
+            sealed = rng.random() < 0.7
+            file.write_bytes(resealed(malformed.odd_value(whole, rng)) if sealed else malformed.odd_json(whole, rng))
             noted = {"error": "x", "details": "", "attempts": 1, "date": ""}
-            (run_folder / "failure.json").write_bytes(malformed.odd_json(noted, draw))
-            unchanged(run_folder, trials, command, *draw.choice(asks))
+            (run_folder / "failure.json").write_bytes(malformed.odd_json(noted, rng))
+            unchanged(run_folder, trials, command, *rng.choice(asks))
             assert store.find(config) is None or store.failure(config) is None
             assert len(f"{store.failure(config)}") < 10_000
             assert len(list(store.records())) < 2
@@ -308,15 +308,15 @@ def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
     right = np.array(pack(split, shape, cache=cache, on_bad="fail").pixels)
     whole = shutil.copytree(cache, tmp_path / "whole")
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
-            file = draw.choice(sorted(renew(cache, whole).glob("*.json")))
+        with trials.trial(number) as rng:
+            file = rng.choice(sorted(renew(cache, whole).glob("*.json")))
             value = json.loads(file.read_bytes())
-            if draw.random() < 0.3:  # by somebody who means it, and might as well change the pixels
-                file.write_bytes(resealed(malformed.odd_value(value, draw)))
+            if rng.random() < 0.3:  # by somebody who means it, and might as well change the pixels
+                file.write_bytes(resealed(malformed.odd_value(value, rng)))
                 pack(split, shape, cache=cache, on_bad="fail")
                 renew(cache, whole)
                 continue
-            file.write_bytes(malformed.odd_json(value, draw))
+            file.write_bytes(malformed.odd_json(value, rng))
             assert np.array_equal(pack(split, shape, cache=cache, on_bad="fail").pixels, right)
             assert stored_shape([split], 28, cache) == shape or file.name.startswith("shape")
             assert max(stored_shape([split], 28, cache)) <= 56, "images are packed in that shape"
@@ -326,18 +326,18 @@ def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
 def test_json_of_adapters(count, trials, command, tmp_path):
     one, two = (write_lora(tmp_path / name, seed) for seed, name in enumerate(("one", "two")))
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
-            (one / "adapter_config.json").write_bytes(malformed.odd_json(CONFIG | {"rank_pattern": {"value": 3}}, draw))
-            merged(draw, trials, command, one, two)
+        with trials.trial(number) as rng:
+            (one / "adapter_config.json").write_bytes(malformed.odd_json(CONFIG | {"rank_pattern": {"value": 3}}, rng))
+            merged(rng, trials, command, one, two)
 
 
-def merged(draw: random.Random, trials: Trials, command: Any, one: Path, two: Path) -> None:
+def merged(rng: random.Random, trials: Trials, command: Any, one: Path, two: Path) -> None:
     """Merge two inputs, in either order, with any operator; where it is refused, nothing is left behind."""
-    inputs = [str(one), str(two)] if draw.random() < 0.5 else [str(two), str(one)]
+    inputs = [str(one), str(two)] if rng.random() < 0.5 else [str(two), str(one)]
     out = one.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    words = ["--classes", "3,2", "--with", draw.choice(BARE_OPERATORS), "--out", str(out / f"merged{one.suffix}")]
+    words = ["--classes", "3,2", "--with", rng.choice(BARE_OPERATORS), "--out", str(out / f"merged{one.suffix}")]
     was_refused = command("merge", *inputs, *words)
     assert not (was_refused and list(out.iterdir())), "a refused merge left something behind"
     trials.count(was_refused)
@@ -350,8 +350,8 @@ def merged(draw: random.Random, trials: Trials, command: Any, one: Path, two: Pa
 def test_tensors_of_backbones(count, trials, tiny_vit, tmp_path):
     file, whole = tmp_path / "own.safetensors", Path(tiny_vit).read_bytes()
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
-            file.write_bytes(malformed.tensors(whole, draw))
+        with trials.trial(number) as rng:
+            file.write_bytes(malformed.tensors(whole, rng))
             backbones.load_backbone(f"plain:{file}")
 
 
@@ -362,10 +362,10 @@ def test_tensors_of_adapters(count, trials, command, tmp_path):
     files = [(loras[0] / "adapter_model.safetensors", loras), (plain[0], plain)]
     whole = [file.read_bytes() for file, _ in files]
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
+        with trials.trial(number) as rng:
             file, inputs = files[number % 2]
-            file.write_bytes(malformed.tensors(whole[number % 2], draw))
-            merged(draw, trials, command, *inputs)
+            file.write_bytes(malformed.tensors(whole[number % 2], rng))
+            merged(rng, trials, command, *inputs)
 
 
 @counts(10, 400)
@@ -373,9 +373,9 @@ def test_tensors_of_a_model(count, trials, shop, whole_shop, tiny_images, comman
     """With the checksum that fits them, so that only a look at them tells."""
     image = str(next((tiny_images / "test/class00").iterdir()))
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
+        with trials.trial(number) as rng:
             version = renew(shop, whole_shop) / "states/000001"
-            content = malformed.tensors((version / "state.safetensors").read_bytes(), draw)
+            content = malformed.tensors((version / "state.safetensors").read_bytes(), rng)
             (version / "state.safetensors").write_bytes(content)
             described = json.loads((version / "state.json").read_bytes())
             (version / "state.json").write_bytes(resealed(described | {"sha256": hashlib.sha256(content).hexdigest()}))
@@ -394,12 +394,12 @@ def test_tensors_of_a_run(count, trials, finished, tmp_path, command):
         given = {name: value for name, value in (finished[0] | options).items() if name != "method"}
         asks.append([method, *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())])
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
+        with trials.trial(number) as rng:
             ask = asks[number % 2]
             folder = renew(tmp_path / "run", tmp_path / "whole" / ask[0])
             record = json.loads((folder / "record.json").read_bytes())
             state = folder / record["checkpoint"]["file"]
-            state.write_bytes(malformed.tensors(state.read_bytes(), draw))
+            state.write_bytes(malformed.tensors(state.read_bytes(), rng))
             record["checkpoint"]["sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
             (folder / "record.json").write_bytes(resealed(record))
             unchanged(folder, trials, command, "run", *ask, "--out", str(folder))
@@ -413,8 +413,8 @@ def test_yaml(count, trials, finished, run_folder, command, tmp_path):
     """Of a run that is finished: it is shown, or something else is asked for."""
     file = tmp_path / "run.yaml"
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
-            file.write_bytes(malformed.yaml(finished[0], draw))
+        with trials.trial(number) as rng:
+            file.write_bytes(malformed.yaml(finished[0], rng))
             unchanged(run_folder, trials, command, "run", "--config", str(file), "--out", str(run_folder))
             assert not (tmp_path / "runs" / "runs").exists()
 
@@ -459,7 +459,7 @@ def test_arguments(
     before = folder_hash(run_folder)
     names = sorted(COMMANDS)
     for number in trials.numbers(count):
-        with trials.trial(number) as draw:
+        with trials.trial(number) as rng:
             name = names[number % len(names)]
             renew(shop, whole_shop)
             for made in work.iterdir():
@@ -467,7 +467,7 @@ def test_arguments(
             options = [
                 option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("-")
             ]
-            words = malformed.arguments(name, base[name], options or ["--help"], draw) + 2 * LAST.get(name, [])
+            words = malformed.arguments(name, base[name], options or ["--help"], rng) + 2 * LAST.get(name, [])
             unchanged(shop, trials, command, *words)
     assert folder_hash(run_folder) == before
 

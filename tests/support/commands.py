@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command by its name, whether a command line would be accepted, and several commands in one new process."""
+"""All commands by name, the validation of command lines, and the execution of several commands in one process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from support import ROOT
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 NOT_OURS = ("curl", "docker", "export", "git", "tensorboard", "cd")
-_LONGEST = 240  # seconds that a command may take, its share of the start included
+_TIMEOUT = 240  # seconds per command, including the start of the process
 _ONE_BY_ONE = """
 import contextlib, io, json, sys
 sys.path[:0] = sys.argv[2:]
 from onea.cli import main
-said = []
+results = []
 for words in json.loads(sys.argv[1]):
     print("$ onea", *words, file=sys.stderr, flush=True)  # the last one, if the process is killed
     sys.argv, out, err = ["onea", *words], io.StringIO(), io.StringIO()
@@ -34,9 +34,9 @@ for words in json.loads(sys.argv[1]):
             code = main() or 0
         except SystemExit as stop:
             code = stop.code or 0
-    said.append((code, out.getvalue(), err.getvalue()))
-print()  # whatever a command has left on the last line
-print(json.dumps(said))
+    results.append((code, out.getvalue(), err.getvalue()))
+print()  # ends a line that a command has left open
+print(json.dumps(results))
 """
 
 
@@ -45,25 +45,25 @@ def in_one_process(
     *packages: Path,
     python: Path | str = sys.executable,
     before: Sequence[str | Path] = (),
-    **how: Any,
+    **options: Any,
 ) -> list[tuple[int, str, str]]:
-    """Exit code, standard output and error of each command; a process of its own takes seconds to start.
+    """Exit code, standard output and standard error of each command; a process for each would take seconds to start.
 
     Args:
         commands: the words after ``onea``.
-        packages: folders in which the process finds more packages.
+        packages: folders with further packages for the process.
         python: the interpreter.
-        before: a script that runs ``-c CODE`` in its own way, with its arguments.
-        how: for ``subprocess.run``.
+        before: a wrapper script with its arguments, which runs ``-c CODE``.
+        options: for ``subprocess.run``.
     """
     words = [python, *before, "-c", _ONE_BY_ONE, json.dumps(commands), *packages]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_LONGEST * len(commands), **how)
-    assert done.returncode == 0, done.stderr
-    return [tuple(said) for said in json.loads(done.stdout.splitlines()[-1])]  # others may have printed before
+    process = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_TIMEOUT * len(commands), **options)
+    assert process.returncode == 0, process.stderr
+    return [tuple(result) for result in json.loads(process.stdout.splitlines()[-1])]  # libraries may print before
 
 
 def check_onea(words: list[str]) -> None:
-    """Parse a command as the command line does, and look up every name in it; raises where it would not be accepted."""
+    """Parse a command like the command line and look up every name in it; raises an error if it is invalid."""
     from onea.cli.app import app
 
     group: Any = typer.main.get_command(app)
@@ -101,7 +101,7 @@ def check_onea(words: list[str]) -> None:
 
 
 def check_command(words: list[str]) -> None:
-    """The same for any command of the pages: ours, of make, python and pip; of others only the name."""
+    """Check a command of the pages: ours, make, python and pip completely, others by name only."""
     match words:
         case ["onea", *rest] | ["accelerate", "launch", "-m", "onea", *rest] | ["torchrun", "-m", "onea", *rest]:
             check_onea(rest)
@@ -116,4 +116,4 @@ def check_command(words: list[str]) -> None:
         case [".", ".venv/bin/activate"]:
             assert re.search(r"^BIN := \.venv/bin$", (ROOT / "Makefile").read_text("utf-8"), re.M)
         case [program, *_]:
-            assert program in NOT_OURS, f"nobody checks '{program}'"
+            assert program in NOT_OURS, f"unknown program '{program}'"

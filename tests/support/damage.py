@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can happen to files, by accident or on purpose, and what may come of it."""
+"""Damage to files, by accident or on purpose, and checks of the consequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onea.errors import OneaError
 
 
 def content(path: Path) -> dict[str, bytes | None]:
-    """Every file below a folder with what it holds; None for anything else, and for gigabytes."""
+    """Every path below a folder with the content of the file; None for other things and for files of gigabytes."""
 
     def read(place: Path) -> bytes | None:
         plain = place.is_file() and not place.is_symlink() and place.stat().st_size < 2**30
@@ -29,28 +29,28 @@ def check_sentence(what: str, error: OneaError) -> None:
     assert len(text) < 1_000, f"{what}: {len(text)} characters"
 
 
-def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
-    """Change a fresh folder in one way at a time; the caller looks at it in between."""
+def accidents(path: Path, rng: random.Random, per_file: int) -> Iterator[str]:
+    """Damage a folder in one way at a time; the caller checks and restores it in between."""
     files = sorted(place.relative_to(path) for place in path.rglob("*") if place.is_file() and place.stat().st_size)
     for name in files:
         whole = (path / name).read_bytes()
-        for _ in range(each):
-            data, place = bytearray(whole), rng.randrange(len(whole))
+        for _ in range(per_file):
+            data, position = bytearray(whole), rng.randrange(len(whole))
             kind = rng.choice(["flip", "byte", "cut", "more", "zeros", "gone within"])
             if kind == "flip":
-                data[place] ^= 1 << rng.randrange(8)
+                data[position] ^= 1 << rng.randrange(8)
             elif kind == "byte":
-                data[place] = rng.randrange(256)
+                data[position] = rng.randrange(256)
             elif kind == "cut":
-                del data[place:]
+                del data[position:]
             elif kind == "more":
                 data += rng.randbytes(rng.randrange(1, 100))
             elif kind == "zeros":
-                data[place : place + 512] = bytes(len(data[place : place + 512]))
+                data[position : position + 512] = bytes(len(data[position : position + 512]))
             else:
-                del data[place : place + rng.randrange(1, 64)]
+                del data[position : position + rng.randrange(1, 64)]
             (path / name).write_bytes(data)
-            yield f"{name}: {kind} at {place}"
+            yield f"{name}: {kind} at {position}"
         for kind in ("gone", "empty", "folder", "link", "dangling link", "pipe", "hard link"):
             (path / name).unlink()
             other = path.parent / "elsewhere"
@@ -59,7 +59,7 @@ def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
                 (path / name).touch()
             elif kind == "folder":
                 (path / name).mkdir()
-                (path / name / "letter.txt").write_text("dear mum")
+                (path / name / "letter.txt").write_text("a file of the user")
             elif kind == "link":
                 (path / name).symlink_to(other)
             elif kind == "dangling link":
@@ -72,8 +72,8 @@ def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
             assert other.read_bytes() == whole, f"{name}: {kind} was followed"
             assert not (path.parent / "nowhere").exists(), f"{name}: {kind} was followed"
     pairs = list(itertools.combinations(files, 2))
-    for one, two in rng.sample(pairs, min(6 * each, 45, len(pairs))):
-        first, second = (path / one).read_bytes(), (path / two).read_bytes()
-        (path / one).write_bytes(second)
-        (path / two).write_bytes(first)
-        yield f"{one} and {two} swapped"
+    for first, second in rng.sample(pairs, min(6 * per_file, 45, len(pairs))):
+        contents = (path / first).read_bytes(), (path / second).read_bytes()
+        (path / first).write_bytes(contents[1])
+        (path / second).write_bytes(contents[0])
+        yield f"{first} and {second} swapped"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A method ready to learn the tiny stream, and what tests ask of it."""
+"""Methods prepared for the tiny stream, and helpers to train them and count their passes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ QUICK = {"alignment_epochs": 2, "descriptor_epochs": 2, "components": 12, "pool"
 
 
 def prepared(values: dict, method: str = "one-a", adapter_cache: AdapterCache | None = None, **changes):
-    """A run that is ready; all tasks are trained equally long, unless adapters are merged or options say otherwise."""
+    """A prepared run. Its tasks train for the same number of epochs, unless adapters are merged or options differ."""
     values, kind = values | {"method": method} | changes, method_class(method)
     known = {field.name for field in dataclasses.fields(kind.Options)}
-    steady = {} if issubclass(kind, AdapterMerging) else {"epoch_growth": 0.0}
-    quick = {name: value for name, value in (QUICK | steady | values["options"]).items() if name in known}
+    same_epochs = {} if issubclass(kind, AdapterMerging) else {"epoch_growth": 0.0}
+    quick = {name: value for name, value in (QUICK | same_epochs | values["options"]).items() if name in known}
     config = make_config(values | {"options": quick})
     return prepare(config, make_runtime("cpu", config.precision, 1), adapter_cache)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model to teach, the files of class folders, patience, and ONNX Runtime where it is installed."""
+"""A tiny model, the files of class folders, waiting for a condition, and ONNX Runtime if it is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def tiny_model(vit: str, **params: Any) -> OneA:
-    """Learns in a fraction of a second."""
+    """A model that learns in a fraction of a second."""
     small: dict[str, Any] = {"backbone": vit, "epochs": 2, "rank": 4, "learning_rate": 0.05, "batch_size": 8}
     return OneA(**small | {"precision": "fp32", "threads": 1, "device": "cpu"} | params)
 
@@ -34,21 +34,21 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 
 
 def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
-    """What a condition gives as soon as it holds; after so long, which no promise is about, something hangs."""
+    """Wait until a condition holds and return its value; the time limit is generous and only detects a hang."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
-    return found
+    return value
 
 
 def resealed(content: dict[str, Any]) -> bytes:
-    """A JSON file of a model folder with these values and the checksum that fits them."""
+    """A JSON file of a model folder with these values and a valid checksum."""
     return validation.dump(content)
 
 
 def onnx_runtime_or_skip() -> Any:
-    """ONNX Runtime; the test is skipped where a library that ONNX files need is missing."""
+    """ONNX Runtime; the test is skipped if a library for ONNX files is missing."""
     try:
         check_installed()
     except OneaError as missing:

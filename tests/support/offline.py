@@ -36,28 +36,28 @@ class _Program(ctypes.Structure):
 
 
 Steps = list[tuple[int, int, int, int]]
-"""Of a filter: code, how many steps to skip if equal and if not, operand."""
+"""Steps of a filter: code, number of steps to skip if equal and if not, operand."""
 
 
 def _where(place: int, value: int, *then: Steps | tuple[int, int, int, int]) -> Steps:
-    """Steps to take where a call has this value."""
+    """Steps that apply if a field of the call has this value."""
     steps = [step for part in then for step in (part if isinstance(part, list) else [part])]
     return [(_LOAD, 0, 0, place), (_EQUAL, 0, len(steps), value), *steps]
 
 
 def _steps(loopback: bool, workers: bool) -> Steps:
-    """The filter. It does not see to which address a socket is connected, so it looks at what sockets there are.
+    """The filter. It cannot see the address that a socket connects to, so it restricts the kinds of sockets.
 
-    A resolver that runs elsewhere (nscd, systemd-resolved) is asked through a socket of the machine. Without these the
-    process has to look up names by itself.
+    A process reaches a resolver elsewhere (nscd, systemd-resolved) through a Unix socket. Without these sockets, it has
+    to look up names itself.
     """
     arch, socket, connect, sendto, sendmmsg = _CALLS[platform.machine()]
-    if workers:  # none of the internet; urllib3 tries whether there is IPv6
+    if workers:  # no internet sockets; urllib3 tests whether there is IPv6
         internet = [*_where(_DOMAIN, _INET, _KILL), *_where(_DOMAIN, _INET6, _REFUSE)]
-    elif loopback:  # none that looks up names
+    elif loopback:  # only stream sockets, which do not look up names
         stream = [(_LOAD, 0, 0, _TYPE), (_MASK, 0, 0, 0xF), (_EQUAL, 0, 1, _STREAM), _ALLOW, _KILL]
         internet = [*_where(_DOMAIN, _INET, stream), *_where(_DOMAIN, _INET6, stream)]
-    else:  # any, without a use: libuuid asks one of them for the number of the network card
+    else:  # any socket, but none can connect: libuuid reads the address of the network card from one
         internet = []
     return [
         *((_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), _KILL),
@@ -70,7 +70,7 @@ def _steps(loopback: bool, workers: bool) -> Steps:
 
 
 def guard_calls(loopback: bool = False, workers: bool = False) -> None:
-    """Have the kernel end this process, and those that it starts, when they use the network."""
+    """Make the kernel end this process and its children when they use the network."""
     steps = _steps(loopback, workers)
     packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = _Program(len(steps), ctypes.addressof(packed))
@@ -80,9 +80,9 @@ def guard_calls(loopback: bool = False, workers: bool = False) -> None:
 
 
 def guard_python(loopback: bool = False, workers: bool = False) -> None:
-    """End this process when Python code of it looks up a name or connects."""
+    """End this process when its Python code looks up a name or connects."""
 
-    def look(event: str, arguments: tuple[object, ...]) -> None:
+    def check(event: str, arguments: tuple[object, ...]) -> None:
         if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
             allowed = arguments[0] in _LOOPBACK
         elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
@@ -95,11 +95,11 @@ def guard_python(loopback: bool = False, workers: bool = False) -> None:
             os.write(2, f"{event} {arguments}\n".encode(errors="replace"))
             os._exit(STOPPED)
 
-    sys.addaudithook(look)
+    sys.addaudithook(check)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run code as ``python -c`` does."""
+    """Run code like ``python -c``."""
     allowed = {"loopback": words[0] == "--loopback", "workers": words[0] == "--workers"}
     flag, code, *arguments = words[any(allowed.values()) :]
     assert flag == "-c"

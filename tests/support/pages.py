@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples in README and docs: fenced blocks, what the comment above one asks for, and the commands inside."""
+"""The examples in README and docs: fenced blocks, the instruction in the comment above, and the commands inside."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Block:
     """A fenced block.
 
     Attributes:
-        how: ``run`` (run it), ``exact`` (run it and compare what it prints), ``parse`` (which is what all shell blocks
-            get), or the test file that runs it.
+        how: ``run`` (run it), ``exact`` (run it and compare the output), ``parse`` (the default), or the test file that
+            runs it.
     """
 
     page: Path
@@ -40,11 +40,11 @@ class Block:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """File and line, for messages."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     def commands(self) -> Iterator[list[str]]:
-        """The words of each command, comments left out and variables of the block filled in."""
+        """The words of each command, without comments and with the variables of the block filled in."""
         variables: dict[str, str] = {}
         for line in self._lines():
             for name, value in variables.items():
@@ -64,7 +64,7 @@ class Block:
             yield from line.split(" && ")
 
     def exchanges(self) -> list[tuple[list[str], str]]:
-        """Of a console block: each command and what it prints."""
+        """The commands of a console block, each with its output."""
         parts = re.split(r"^\$ ", self.text, flags=re.M)[1:]
         return [(shlex.split(part.partition("\n")[0]), part.partition("\n")[2].strip()) for part in parts]
 
@@ -73,17 +73,17 @@ def blocks(page: Path) -> list[Block]:
     """All fenced blocks with a language, in order."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["how"] or "parse", found["text"])
-        for found in _BLOCK.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["how"] or "parse", match["text"])
+        for match in _BLOCK.finditer(text)
     ]
 
 
 def script(name: str, folder: str = "tools/docs") -> ModuleType:
-    """A module of tools/ or benchmarks/, which are no packages."""
-    found = spec_from_file_location(f"{Path(folder).name}_{name}", ROOT / folder / f"{name}.py")
-    assert found
-    assert found.loader
-    module = module_from_spec(found)
-    sys.modules[found.name] = module  # its dataclasses look for it
-    found.loader.exec_module(module)
+    """A module of tools/ or benchmarks/, which are not packages."""
+    spec = spec_from_file_location(f"{Path(folder).name}_{name}", ROOT / folder / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses need it there
+    spec.loader.exec_module(module)
     return module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as runs would leave them, and readers of the figures and pages made of them."""
+"""Synthetic records, and readers of the figures and pages made from them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def record(
     seed: int = 1,
     **extra: Any,
 ) -> Record:
-    """A record as a run would leave it, with a share of every class's ten test images right."""
+    """A record as a run would write it, with ten test images per class, of which about ``share`` are correct."""
     steps, total = done or len(sizes), [10] * sum(sizes)
-    draw = np.random.RandomState(seed)
-    correct = [draw.binomial(10, share, sum(sizes[: k + 1])).tolist() for k in range(steps)]
+    rng = np.random.RandomState(seed)
+    correct = [rng.binomial(10, share, sum(sizes[: k + 1])).tolist() for k in range(steps)]
     tasks = [
         {"name": names[t] if names else f"task {t + 1}", "classes": sizes[t], "images": 12 * sizes[t]}
         for t in range(steps)
@@ -79,7 +79,7 @@ def method_lines(axes: Any) -> list[Any]:
 
 
 class Reader(HTMLParser):
-    """Collects what a browser would load or show, and complains about tags that do not close."""
+    """Collects the tags and the visible text of a page, and checks that all tags close."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ SIZES = Sizes(5, 2, 50, 20)
 
 
 def side(seed: int, layers: int = 2, rank: int = 6, width: int = 10) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     shapes = {"down.weight": (rank, width), "down.bias": (rank,), "up.weight": (width, rank), "up.bias": (width,)}
     names = [(f"blocks.{layer}.{name}", shape) for layer in range(layers) for name, shape in shapes.items()]
-    return {name: torch.randn(*shape, generator=draw) for name, shape in names}
+    return {name: torch.randn(*shape, generator=generator) for name, shape in names}
 
 
 def analysed(rank: int = 6, width: int = 10) -> Record:
-    """A record whose last two tasks have been merged."""
+    """A record with the analysis of the merges of its last two tasks."""
     made = record(sizes=(3, 1, 2), names=())
     for task, seed in ((1, 0), (2, 2)):
         merges = OneAMerge().fusions(side(seed, 2, rank, width), side(seed + 1, 2, rank, width), SIZES)

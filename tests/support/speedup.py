@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed-up over the plain loop, both in one process and in turn: a ratio that any machine can check."""
+"""Speed-up over the plain loop, measured in turn in one process: a ratio that any machine can check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onea.research.bench.results import time_interleaved
 
 
 def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
-    """Times faster in training and in inference, best against best, on so many images of each class.
+    """The speed-up in training and in inference, best time against best time, on this many images per class.
 
     The plain loop gets no worker processes here: they would measure how many cores are idle.
     """
