@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kill a command at every event of the file system, and see what its folder is worth afterwards.
+"""Kill a command at every file-system event, and check its folder afterwards.
 
-A script of its own, because it forks: ``killing.py CASE BACKBONE IMAGES PLACE STEP`` prints one JSON object, the number
-of kills and what went wrong. The parent never trains, since torch does not train in a child of a process that has.
-``kill_all`` calls it.
+This is a separate script because it forks: ``killing.py CASE BACKBONE IMAGES PLACE STEP`` prints a JSON object with the
+number of kills and the problems. The parent never trains, because torch cannot train in a child of a process that has
+trained. ``kill_all`` calls it.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Python tells of these before they happen; of writing and syncing it does not, so those are replaced below.
+# Python raises audit events before these, but not before writing and syncing, which are wrapped below.
 _EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "os.link", "os.symlink")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def arm(folder: Path, fatal: int, count: Callable[[int], None]) -> None:
-    """From now on die just before the event of this number that touches the folder; half of a write is one more."""
-    seen, here = 0, str(folder)
+    """Kill this process just before event ``fatal`` in the folder; half of a write counts as an event."""
+    events, root = 0, str(folder)
 
     def event() -> None:
-        nonlocal seen
-        if seen == fatal:
+        nonlocal events
+        if events == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-        count(seen)
+        events += 1
+        count(events)
 
     def inside(place: object) -> bool:
         if isinstance(place, int):
             place = Path(f"/proc/self/fd/{place}").resolve()
-        return isinstance(place, str | bytes | Path) and str(Path(os.fsdecode(place)).absolute()).startswith(here)
+        return isinstance(place, str | bytes | Path) and str(Path(os.fsdecode(place)).absolute()).startswith(root)
 
-    def hear(name: str, values: tuple[Any, ...]) -> None:
+    def audit(name: str, values: tuple[Any, ...]) -> None:
         if name == "open":
             place, _, flags = values
             if isinstance(flags, int) and flags & _WRITING and inside(place):
@@ -57,7 +57,7 @@ def arm(folder: Path, fatal: int, count: Callable[[int], None]) -> None:
         if inside(handle):
             event()
             half = memoryview(content)[: len(content) // 2]
-            if seen == fatal:
+            if events == fatal:
                 write(handle, half)
             event()
         return write(handle, content)
@@ -77,11 +77,11 @@ def arm(folder: Path, fatal: int, count: Callable[[int], None]) -> None:
         return fdopen(handle, mode, *rest, **named)
 
     os.write, os.fsync, os.fdopen = halved_write, counted_fsync, counted_fdopen
-    sys.addaudithook(hear)
+    sys.addaudithook(audit)
 
 
 def in_child(what: Callable[[], object]) -> int:
-    """Run something in a forked process; returns how it ended."""
+    """Run a function in a forked process; returns the exit code or the negative signal."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -97,7 +97,7 @@ def in_child(what: Callable[[], object]) -> int:
 
 
 def command(*words: str) -> None:
-    """Run ``onea`` as from a shell, without its output."""
+    """Run ``onea`` as in a shell, without its output."""
     from onea.cli import main
 
     sys.argv = ["onea", *words]
@@ -110,14 +110,14 @@ def command(*words: str) -> None:
 
 
 class Killing:
-    """One command, killed at each of its events in turn, each time on a fresh copy of the same folder.
+    """A command that is killed at each of its events in turn, each time in a fresh copy of the same folder.
 
-    A kind of folder says which command it is (``run``), what is there before (``prepare``), what can be told of the
-    folder (``found``), and what must hold after a kill (``check``).
+    Subclasses define the command (``run``), the folder before it (``prepare``), a description of the folder
+    (``contents``), and the conditions after a kill (``check``).
     """
 
-    modules: tuple[str, ...]  # imported once, so that no child need do it
-    name: str  # of the folder in which events count
+    modules: tuple[str, ...]  # imported once in the parent, to save time in the children
+    name: str  # of the folder whose events count
 
     def __init__(self, case: str, backbone: str, images: Path, place: Path) -> None:
         self.case, self.backbone, self.images, self.place = case, backbone, images, place
@@ -128,19 +128,25 @@ class Killing:
         return self.case.startswith("first")
 
     def prepare(self) -> None:
-        """Fill the folder."""
+        """Create the folder as it is before the command."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """The command that is killed."""
+        """Run the command that is killed."""
         raise NotImplementedError
 
-    def found(self) -> object:
-        """What is in the folder."""
+    def contents(self) -> object:
+        """A description of the folder, for comparisons."""
         raise NotImplementedError
 
     def check(self, before: object, after: object, switched: bool) -> bool:
-        """See that the folder is as it may be after a kill, and the next command works; whether it is as after."""
+        """Check the folder after a kill, and that the next command works; returns whether the command took effect.
+
+        Args:
+            before: the contents before the command.
+            after: the contents after a complete command.
+            switched: whether the command had taken effect in an earlier kill.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -150,7 +156,7 @@ class Killing:
             shutil.copytree(self.template, self.folder)
 
     def all(self, step: int) -> dict[str, Any]:
-        """Kill at every event, or at every so many-th."""
+        """Kill at every event, or at every ``step``-th one."""
         for module in ("timm", "rich.live", *self.modules):
             importlib.import_module(module)
         self.folder.parent.mkdir(parents=True)
@@ -158,27 +164,27 @@ class Killing:
         if self.folder.exists():
             shutil.copytree(self.folder, self.template)
         self.reset()
-        before = self.found()
+        before = self.contents()
         counter = self.place / "events"
 
-        def whole() -> None:
+        def count_events() -> None:
             handle = os.open(counter, os.O_CREAT | os.O_WRONLY, 0o600)
-            arm(self.folder, -1, lambda seen: (os.lseek(handle, 0, 0), os.writev(handle, [str(seen).encode()])))  # type: ignore[func-returns-value]
+            arm(self.folder, -1, lambda events: (os.lseek(handle, 0, 0), os.writev(handle, [str(events).encode()])))  # type: ignore[func-returns-value]
             self.run()
 
-        assert in_child(whole) == 0
-        after, events = self.found(), int(counter.read_text() or 0)
+        assert in_child(count_events) == 0
+        after, events = self.contents(), int(counter.read_text() or 0)
         switched, kills, problems = False, 0, []
         for fatal in range(0, events, step):
             self.reset()
 
             def killed(fatal: int = fatal) -> None:
-                arm(self.folder, fatal, lambda seen: None)
+                arm(self.folder, fatal, lambda events: None)
                 self.run()
 
-            ended = in_child(killed)
+            code = in_child(killed)
             try:
-                assert ended == -signal.SIGKILL, f"it ended with {ended}"
+                assert code == -signal.SIGKILL, f"it ended with {code}"
                 kills += 1
                 switched = self.check(before, after, switched)
             except Exception as error:
@@ -210,7 +216,7 @@ class ModelKilling(Killing):
         command("teach", str(self.folder), str(day), *fresh, "--threads", "1", "--precision", "fp32")
 
     def run(self) -> None:
-        """The command that is killed."""
+        """Run the command that is killed."""
         import onea
 
         if self.case == "first teach":
@@ -233,13 +239,13 @@ class ModelKilling(Killing):
             raise AssertionError(self.case)
 
     def prepare(self) -> None:
-        """A folder with two versions, the second of them of one class more."""
+        """Create a model with two versions, the second with one more class."""
         if self.case != "first teach":
             self.teach("class00", "class01", "class02")
             self.teach("class03")
 
-    def found(self) -> tuple[Any, ...] | None:
-        """All that a model says, or None where there is none yet."""
+    def contents(self) -> tuple[Any, ...] | None:
+        """Version, classes and probabilities of the model; None if there is none yet."""
         import onea
         from onea.errors import OneaError
 
@@ -252,32 +258,32 @@ class ModelKilling(Killing):
         return model.version, model.classes, model.predict_proba(self.images / "test").tobytes()
 
     def check(self, before: object, after: object, switched: bool) -> bool:
-        """What is there is as before or as after, and the next command works; returns whether it is as after."""
+        """The model is as before or after the command, and the next command works."""
         from onea.model.storage import folder as folders
 
-        found = self.found()
-        assert found in ((after,) if switched else (before, after)), "neither as before nor as after"
-        if found is None:
+        contents = self.contents()
+        assert contents in ((after,) if switched else (before, after)), "neither as before nor as after"
+        if contents is None:
             assert in_child(lambda: self.teach("class00", "class01", "class02")) == 0, "it cannot be taught again"
         folders.change(self.folder, lambda state, version, date: state.rename("class02", "two", version, date))
-        expected = after if found is None and self.case == "first teach" else found
-        now = self.found()
-        assert now is not None
+        expected = after if contents is None and self.case == "first teach" else contents
+        renamed = self.contents()
+        assert renamed is not None
         if expected is not None:
-            assert now[2] == expected[2], "the next command changed the answers"  # type: ignore[index]
+            assert renamed[2] == expected[2], "the next command changed the answers"  # type: ignore[index]
         versions = [f"{version:06d}" for version in folders.read_manifest(self.folder).versions.kept]
         assert sorted(entry.name for entry in (self.folder / "states").iterdir()) == versions, "versions were left over"
         names = {entry.name for entry in self.folder.iterdir()}
         assert names == {"model.json", "states", "README.md", "history.png", "lock"}, f"left over: {sorted(names)}"
-        if self.case == "forget everywhere" and found == after:
+        if self.case == "forget everywhere" and contents == after:
             files = (file for file in self.folder.rglob("*") if file.is_file())
             holding = [file.name for file in files if b"class01" in file.read_bytes()]
             assert not holding, f"the class is still in {holding}"
-        return found == after
+        return contents == after
 
 
 class RunKilling(Killing):
-    """``onea run`` of three tasks: from the beginning, after the first of them, and when all is done."""
+    """``onea run`` with three tasks: from the beginning, after the first task, and after the last one."""
 
     modules = (
         "onea.research.runs.runner",
@@ -315,7 +321,7 @@ class RunKilling(Killing):
         runner._learn_and_evaluate = deadly
         self.run()
 
-    def found(self) -> dict[str, Any] | None:
+    def contents(self) -> dict[str, Any] | None:
         from onea.research.runs.runner import load_checkpoint, read_run
         from support.records import comparable_fields
 
@@ -326,23 +332,23 @@ class RunKilling(Killing):
         return comparable_fields(record)
 
     def check(self, before: Any, after: Any, switched: bool) -> bool:
-        found = self.found()
-        assert not (switched and found != after), "a finished run is not finished any more"
-        if found is not None:
+        contents = self.contents()
+        assert not (switched and contents != after), "a finished run is not finished any more"
+        if contents is not None:
             for name in ("correct", "tasks"):
-                assert found[name] == after[name][: len(found[name])], f"other {name}"
-            assert len(found["tasks"]) >= (len(before["tasks"]) if before else 0), "a task was lost"
+                assert contents[name] == after[name][: len(contents[name])], f"other {name}"
+            assert len(contents["tasks"]) >= (len(before["tasks"]) if before else 0), "a task was lost"
         assert in_child(self.run) == 0, "it cannot be run again"
-        assert self.found() == after, "another record"
+        assert self.contents() == after, "another record"
         names = {entry.name for entry in self.folder.iterdir()}
         assert names == {"record.json", "lock", after["checkpoint"]["file"]}, f"left over: {sorted(names)}"
-        return bool(found == after)
+        return bool(contents == after)
 
 
 class PackKilling(RunKilling):
     """The cache of packed images: filled for the first time, again after images were touched, and after it was copied.
 
-    What is there just after a kill does not matter, as long as the next run is right and leaves nothing behind.
+    The contents just after a kill do not matter if the next run is correct and leaves no other files.
     """
 
     name = "cache"
@@ -364,8 +370,8 @@ class PackKilling(RunKilling):
             for side in ("train", "test"):
                 os.utime(self.images / side / "class00/0.png")
 
-    def found(self) -> dict[str, bytes | None]:
-        """The names of all files; notes hold times, which differ, but pixels must not."""
+    def contents(self) -> dict[str, bytes | None]:
+        """All files by name, with the pixels; the contents of notes are left out, because their times differ."""
         files = sorted(self.folder.rglob("*"))
         return {file.name: file.read_bytes() if file.suffix == ".bin" else None for file in files}
 
@@ -382,41 +388,44 @@ class PackKilling(RunKilling):
         return super().all(step)
 
     def check(self, before: Any, after: Any, switched: bool) -> bool:
-        found = self.found()
+        contents = self.contents()
         assert in_child(self.run) == 0, "it cannot be run again"
         figures = self.figures()
         self.expected = self.expected or figures
         assert figures == self.expected, "another record"
-        now = self.found()
-        assert now.keys() == after.keys(), f"left over or lost: {sorted(now.keys() ^ after.keys())}"
-        assert now == after, "other pixels"
-        return bool(found == after)
+        refilled = self.contents()
+        assert refilled.keys() == after.keys(), f"left over or lost: {sorted(refilled.keys() ^ after.keys())}"
+        assert refilled == after, "other pixels"
+        return bool(contents == after)
 
 
-KINDS: dict[str, type[Killing]] = {"run": RunKilling, "pack": PackKilling}  # by the last word of a case; else a model
+KINDS: dict[str, type[Killing]] = {
+    "run": RunKilling,
+    "pack": PackKilling,
+}  # by the last word of a case; other cases are models
 
 
 def kill_all(case: str, backbone: str, images: Path, place: Path, step: int) -> dict[str, Any]:
-    """Kill the command of a case at every so many-th event; returns the numbers of both and what went wrong."""
+    """Kill the command of a case at every ``step``-th event; returns the numbers of events and kills, and problems."""
     words = [case, backbone, str(images), str(place), str(step)]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env=alone)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return report
 
 
 def kill_at_every_event(
-    case: str, backbone: str, images: Path, place: Path, tried: Callable[..., None], fewest: int = 20
+    case: str, backbone: str, images: Path, place: Path, tried: Callable[..., None], min_events: int = 20
 ) -> dict[str, Any]:
-    """Kill the command of a case at every event, of which there must be some, and find nothing wrong."""
-    found = kill_all(case, backbone, images, place, 1)
-    unusable = sum("cannot be" in problem or "AssertionError" not in problem for problem in found["problems"])
-    outcomes = {"kills": found["kills"], "wrong contents": len(found["problems"]) - unusable}
+    """Kill the command of a case at every event, and check that there are enough events and no problems."""
+    report = kill_all(case, backbone, images, place, 1)
+    unusable = sum("cannot be" in problem or "AssertionError" not in problem for problem in report["problems"])
+    outcomes = {"kills": report["kills"], "wrong contents": len(report["problems"]) - unusable}
     tried("kills at file-system calls", case, outcomes | {"unusable folders": unusable})
-    assert not found["problems"], "\n".join(found["problems"])
-    assert found["kills"] == found["events"] > fewest
-    return found
+    assert not report["problems"], "\n".join(report["problems"])
+    assert report["kills"] == report["events"] > min_events
+    return report
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite under every setting in which it must be green, one line for each run.
+"""Run the test suite under every setting in which it must pass; prints one line for each run.
 
     python tests/support/settings.py                          every setting, several in one run
-    python tests/support/settings.py old-cpu shuffled+ascii   one with an old processor, one with two settings at once
+    python tests/support/settings.py old-cpu shuffled+ascii   two runs, one of them with two settings
     python tests/support/settings.py old-cpu -- tests/vit/test_vit.py -x   with other arguments for pytest
 
-`make test-settings` and `make test-settings ONLY="old-cpu shuffled"` do the same. What pytest said is kept in
+`make test-settings` and `make test-settings ONLY="old-cpu shuffled"` do the same. The output of pytest is kept in
 build/settings/.
 """
 
@@ -34,15 +34,15 @@ BF16_PRODUCT = "import torch; x = torch.ones(128, 384).bfloat16(); assert torch.
 
 @dataclass(frozen=True)
 class Setting:
-    """A machine, or what someone did to it.
+    """An environment for the test suite.
 
     Attributes:
-        variables: of the environment, beside those that everybody has.
+        variables: additional environment variables.
         arguments: for pytest.
-        needs: a program that must succeed with these variables; else the setting is skipped, for the reason after it.
-        pythons: names of interpreters, of which the first that is there is taken; none is the one that runs this.
-        odd: as nobody, or as a root without powers; in a strange folder for temporary files; with a home that cannot be
-            written.
+        needs: a program that must succeed with these variables, and the reason for skipping the setting if it fails.
+        pythons: names of interpreters, of which the first available one is used; by default, the current one.
+        odd: whether to run as ``nobody`` or as root without capabilities, with an odd path for temporary files and a
+            read-only home folder.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Setting:
 
 
 OLD_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-LEFT_OVER = {
+ODD_VARIABLES = {
     "LC_ALL": "tr_TR.UTF-8",
     "LANGUAGE": "tr",
     "TZ": "Pacific/Chatham",  # 13:45 ahead in summer
@@ -91,12 +91,12 @@ SETTINGS = {
     "aten-avx2": Setting({"ATEN_CPU_CAPABILITY": "avx2"}),
     "aten-default": Setting({"ATEN_CPU_CAPABILITY": "default"}),
     "old-cpu": Setting(OLD_CPU),
-    "ascii": Setting({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),  # text files are no UTF-8
-    "odd-surroundings": Setting(LEFT_OVER, odd=True),
+    "ascii": Setting({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),  # text files are not UTF-8
+    "odd-surroundings": Setting(ODD_VARIABLES, odd=True),
     "python3.11": Setting(pythons=("python3.11",)),
     "newest-python": Setting(pythons=("python3.15", "python3.14", "python3.13", "python3.12")),
 }
-# Every setting at least once, in few runs: a failure is taken apart with the settings of its run one by one.
+# Every setting at least once in few runs; after a failure, try the settings of the run one by one.
 RUNS = (
     "parallel+onednn-avx2+python3.11",
     "parallel+four-threads+aten-default+shuffled",
@@ -108,16 +108,16 @@ RUNS = (
 
 
 def setting_of(run: str) -> Setting:
-    """The settings named in a run, all at once."""
+    """The combination of the settings in the name of a run."""
     return reduce(or_, (SETTINGS[name] for name in run.split("+")))
 
 
 class UnavailableError(Exception):
-    """A setting that this machine cannot have."""
+    """The setting is not available on this machine."""
 
 
 def python_of(setting: Setting) -> str:
-    """The interpreter, with everything installed."""
+    """The interpreter of a setting, with all packages installed."""
     if not setting.pythons:
         return sys.executable
     reasons = []
@@ -125,17 +125,17 @@ def python_of(setting: Setting) -> str:
         if name == f"python{sys.version_info.major}.{sys.version_info.minor}":
             return sys.executable
         found = shutil.which(name)
-        if not found or not succeeds([found, "-c", ""]):  # a version manager may know the name and not have it
+        if not found or not succeeds([found, "-c", ""]):  # a version manager may have the name but not the interpreter
             reasons.append(f"{name} is not on the PATH")
-        elif not installed(found, KEPT / name):
+        elif not install(found, KEPT / name):
             reasons.append(f"packages cannot be installed for {name} ({KEPT / name}.log)")
         else:
             return str(KEPT / name / "bin" / "python")
     raise UnavailableError(", ".join(reasons))
 
 
-def installed(interpreter: str, place: Path) -> bool:
-    """Whether there is a virtual environment with what the tests need; it is made anew when that has changed."""
+def install(interpreter: str, place: Path) -> bool:
+    """Create a virtual environment for the tests unless it is up to date; returns whether this succeeded."""
     note, wanted = place / "installed", hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         wanted.update((ROOT / name).read_bytes())
@@ -151,31 +151,31 @@ def installed(interpreter: str, place: Path) -> bool:
     return True
 
 
-def succeeds(command: Sequence[str], **how: Any) -> bool:
-    """Whether a command can be run and ends well."""
+def succeeds(command: Sequence[str], **options: Any) -> bool:
+    """Whether a command can be run and succeeds."""
     try:
-        return subprocess.run(command, capture_output=True, **how).returncode == 0
+        return subprocess.run(command, capture_output=True, **options).returncode == 0
     except (OSError, subprocess.SubprocessError):
         return False
 
 
 @contextmanager
-def strange_place(python: str) -> Iterator[tuple[dict[str, str], list[str], dict[str, Any]]]:
-    """Variables, a command to put before another, and how to start it, for an odd setting."""
-    elsewhere = Path("/dev/shm")  # another file system, where there is one
+def odd_environment(python: str) -> Iterator[tuple[dict[str, str], list[str], dict[str, Any]]]:
+    """Variables, a command prefix and the options of ``subprocess.run`` for an odd setting."""
+    elsewhere = Path("/dev/shm")  # another file system, if it exists
     with tempfile.TemporaryDirectory(dir=elsewhere if elsewhere.is_dir() else None) as folder:
         base = Path(folder)
         home, temporary = base / "home", base / f"onea's (tests) + [ünïcödé 日本] {'long ' * 12}"
-        for made in (home, temporary):
-            made.mkdir()
+        for path in (home, temporary):
+            path.mkdir()
         variables = {"HOME": str(home), "TMPDIR": str(temporary)}
         before, how = [], {"umask": 0o077}
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
             if succeeds([python, "-c", "import torch"], cwd=ROOT, **nobody):
                 how |= nobody
-                for made in (base, temporary):
-                    os.chown(made, 65534, 65534)
+                for path in (base, temporary):
+                    os.chown(path, 65534, 65534)
             elif shutil.which("setpriv"):
                 before = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
             else:
@@ -185,7 +185,7 @@ def strange_place(python: str) -> Iterator[tuple[dict[str, str], list[str], dict
 
 
 def run(name: str, setting: Setting, arguments: Sequence[str]) -> bool:
-    """Run the suite under a setting and say how it went; whether it did not fail."""
+    """Run the suite under a setting and print the outcome; returns False if it failed."""
     started = time.monotonic()
     try:
         python = python_of(setting)
@@ -195,36 +195,36 @@ def run(name: str, setting: Setting, arguments: Sequence[str]) -> bool:
         command = [python, "-m", "pytest", "-q", *setting.arguments, *arguments]
         log = KEPT / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as told:
-            common: dict[str, Any] = {"cwd": ROOT, "stdout": told, "stderr": subprocess.STDOUT}
+        with log.open("w", encoding="utf-8") as output:
+            common: dict[str, Any] = {"cwd": ROOT, "stdout": output, "stderr": subprocess.STDOUT}
             if setting.odd:
-                with strange_place(python) as (variables, before, how):
+                with odd_environment(python) as (variables, before, how):
                     done = subprocess.run([*before, *command], env=environment | variables, **common, **how)
             else:
                 done = subprocess.run(command, env=environment, **common)
     except UnavailableError as reason:
-        say(name, "skipped", 0, str(reason))
+        report(name, "skipped", 0, str(reason))
         return True
-    said = log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     passed = done.returncode == 0
-    say(name, "passed" if passed else "FAILED", time.monotonic() - started, said[-1].strip("= "))
+    report(name, "passed" if passed else "FAILED", time.monotonic() - started, lines[-1].strip("= "))
     if not passed:
-        print(*(f"    {line}" for line in said if line.startswith(("FAILED ", "ERROR tests"))), f"    {log}", sep="\n")
+        print(*(f"    {line}" for line in lines if line.startswith(("FAILED ", "ERROR tests"))), f"    {log}", sep="\n")
     return passed
 
 
-def say(name: str, outcome: str, seconds: float, more: str) -> None:
-    """One line."""
+def report(name: str, outcome: str, seconds: float, more: str) -> None:
+    """Print a line about a run."""
     print(f"{name:<44} {outcome:<8} {seconds:6.0f} s  {more}", flush=True)
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code 1 if the suite failed in any run, 2 for an unknown setting."""
+    """Run the suite; returns 1 if it failed in any run, 2 for an unknown setting."""
     cut = words.index("--") if "--" in words else len(words)
     wanted, arguments = words[:cut] or RUNS, words[cut + 1 :]
     names = {name for run in wanted for name in run.split("+")}
     if unknown := sorted(names - set(SETTINGS)):
-        print(f"There is no setting {unknown[0]}; there are {', '.join(SETTINGS)}.", file=sys.stderr)
+        print(f"There is no setting {unknown[0]}; choose from {', '.join(SETTINGS)}.", file=sys.stderr)
         return 2
     if "shuffled" in names:
         print(f"random order: --shuffle {SEED}", flush=True)
