@@ -112,9 +112,9 @@ def main() -> None:
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(arguments.seed)).tolist()
     known, others = ([names[row] for row in part] for part in (order[: arguments.classes], order[arguments.classes :]))
 
-    sizes = step_sizes(len(known), given.updates, given.gamma)
-    shuffled = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(given.seed)).tolist()
-    model, started, rest = OneA(**given.params), time.perf_counter(), list(known)
+    sizes = step_sizes(len(known), arguments.updates, arguments.gamma)
+    shuffled = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(arguments.seed)).tolist()
+    model, started, remaining = OneA(**arguments.params), time.perf_counter(), list(known)
     for size in (sizes[row] for row in shuffled):
         model.learn(*labelled(train, remaining[:size]))
         remaining = remaining[size:]

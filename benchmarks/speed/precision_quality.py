@@ -56,11 +56,11 @@ def configs(arguments: argparse.Namespace) -> dict[tuple[str, str, int], RunConf
         stream = {"data": data, "tasks": int(tasks), "device": arguments.device, "compile": "no"}
         for way in arguments.ways.split(",") if arguments.ways else ():
             name = list(ways)[("base", "fp8", "last", "last-fp8").index(way)]
-            for seed in given.seeds:
-                run = {"method": given.method, "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
-                found[data_name(data), name, seed] = make_config(run)
-        for backbone in BUNDLED if given.originals else ():
-            original = f"plain:{given.originals / backbone}.safetensors"
+            for seed in arguments.seeds:
+                run = {"method": arguments.method, "backbone": arguments.backbone, "seed": seed, **stream, **ways[name]}
+                runs[data_name(data), name, seed] = make_config(run)
+        for backbone in BUNDLED if arguments.originals else ():
+            original = f"plain:{arguments.originals / backbone}.safetensors"
             for name, file in ((f"{backbone} in float16", original), (f"{backbone} in 8 bits", backbone)):
                 run = {"method": "simplecil", "backbone": file, "seed": 1, "precision": arguments.precision, **stream}
                 runs[data_name(data), name, 1] = make_config(run)

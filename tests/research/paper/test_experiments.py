@@ -454,7 +454,7 @@ def test_a_dry_run_of_everything(experiment: Experiment, monkeypatch: pytest.Mon
     count = COUNTS[experiment.name]
     assert (f"{count} run{'s' * (count > 1)}, 0 done" if count else "Nothing to run") in done.stdout
     away = any(name != "cifar100" for name in experiment.datasets)
-    assert ("is not available" in done.stdout) == away
+    assert ("has not been downloaded" in done.stdout) == away
     assert not (tmp_path / "out").exists()
 
 
