@@ -181,7 +181,7 @@ def test_onnx_runtime_is_imported_in_one_place(folder):
         lines = [line for line in text.splitlines() if imports.search(line)]
         if file.name == "onnx.py":
             assert lines == [
-                '    import_extra("onnxruntime", "export").disable_telemetry_events()  # for who imported it before'
+                '    import_extra("onnxruntime", "export").disable_telemetry_events()  # if it was imported before'
             ]
         elif file.name == "models.md":
             assert lines == ["import onnxruntime"]

@@ -84,6 +84,6 @@ def test_an_abandoned_job_writes_nothing_even_if_it_finishes_later(shop, tiny_im
         assert report.status == "failed"
         assert "the model is unchanged" in report.detail, "clients that wait for the job get a report at once"
         go_on.set()
-        wait_for(service.settle)
+        wait_for(service.wait_for_job)
         assert service.job(report.id).report() == report
     assert folder_hash(shop) == before
