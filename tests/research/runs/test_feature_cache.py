@@ -26,7 +26,7 @@ FROZEN = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-sh
 @pytest.fixture(autouse=True)
 def _no_filling(monkeypatch, request):
     """No padding of batches where forward passes are counted."""
-    if "cost" in request.node.name or "limit" in request.node.name:
+    if any(word in request.node.name for word in ("cost", "pass_each", "limit")):
         monkeypatch.setattr("onea.vit.batching.padded_size", int)
 
 
