@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimator that a practitioner holds: teach, predict, save, load, export."""
+"""The estimator of a model: teach, predict, save, load, export."""

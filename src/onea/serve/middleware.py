@@ -119,7 +119,7 @@ class ServiceMiddleware:
             kilobytes = self._limits.head_bytes // 1024
             return Problem(431, f"The URL and the headers have more than {kilobytes} KB together; shorten them.")
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
-            # Request smuggling: a proxy may use the other length and take the end of the body for another request.
+            # Request smuggling: a proxy may use the other length and treat the end of the body as another request.
             return Problem(400, "The length of the request is ambiguous; send only Content-Length.", _CLOSE)
         length = headers.get("content-length", "")
         if length.isdecimal() and float(length) > (limit := self._max_bytes(scope)):

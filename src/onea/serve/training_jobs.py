@@ -98,7 +98,7 @@ class TrainingJob(Progress):
         self.start_phase("saving")
 
     def finish(self, version: int, remarks: list[str]) -> None:
-        """The new version answers from now on."""
+        """The job is done and the new version is current."""
         self._end(None, status="done", note="done", version=version, done=self._report.total, remarks=remarks)
 
     def fail(self, error: Problem) -> None:

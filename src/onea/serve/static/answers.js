@@ -14,7 +14,7 @@ export function percents(shares) {
 // The whole distribution, the largest probability first: classes, none of them, and all other classes together.
 function distribution(answer) {
   const chosen = new Set(answer.verdict === "unsure" ? answer.candidates.map((candidate) => candidate.class) : [answer.class]);
-  const top = answer.top.map((each) => ({ name: each.class, share: each.probability, kind: chosen.has(each.class) ? "chosen" : "" }));
+  const top = answer.top.map((item) => ({ name: item.class, share: item.probability, kind: chosen.has(item.class) ? "chosen" : "" }));
   const none = { words: "none of the classes", share: answer.none_of_these, kind: "none" };
   const parts = [...top, none].sort((a, b) => b.share - a.share);
   const others = 1 - parts.reduce((sum, part) => sum + part.share, 0);

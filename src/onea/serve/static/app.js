@@ -45,8 +45,8 @@ function showCheck(check) {
         : `${info.name}: few photos (${info.images.toLocaleString("en")})`)));
   if (urgent.length > MAX_LISTED) $("check-list").append(create("li", {}, `and ${urgent.length - MAX_LISTED} more`));
   const { absorbing, mistakes, images } = check.mistakes;
-  $("check-list").append(...absorbing.map((each) => create("li", {},
-    `${each.name}: predicted for ${each.mistakes} of ${mistakes} misclassified photos (${images} held out)`)));
+  $("check-list").append(...absorbing.map((entry) => create("li", {},
+    `${entry.name}: predicted for ${entry.mistakes} of ${mistakes} misclassified photos (${images} held out)`)));
 }
 
 function showClasses() {
@@ -93,7 +93,7 @@ let edited = "";
 function edit(name) {
   edited = name;
   $("edit").hidden = !name;
-  for (const place of ["edit-error", "edit-done"]) showText(place, "");
+  for (const id of ["edit-error", "edit-done"]) showText(id, "");
   $("edit-label").textContent = `New name for “${name}”`;
   $("edit-name").value = name;
   for (const [id, label] of [["edit-remove", "Remove"], ["edit-rename", "Rename"]]) {
@@ -167,7 +167,7 @@ function updateTitle(update) {
 }
 
 async function undo() {
-  for (const place of ["undo-error", "undo-done"]) showText(place, "");
+  for (const id of ["undo-error", "undo-done"]) showText(id, "");
   if (!hasToken("undo-error")) return;
   if (!confirmed($("undo"), `Really undo “${updateTitle(state.history.updates.at(-1))}”?`, "Undo the last update")) return;
   try {

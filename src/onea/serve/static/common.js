@@ -58,10 +58,10 @@ export async function authorizedApi(path, body) {
   }
 }
 
-// Whether a token was entered; otherwise shows a message at `place`.
-export function hasToken(place) {
+// Whether a token was entered; otherwise shows a message in the element `messageId`.
+export function hasToken(messageId) {
   if ($("token").value.trim()) return true;
-  showText(place, "This needs the token; enter it in the teaching form first.");
+  showText(messageId, "This needs the token; enter it in the teaching form first.");
   $("token").focus();
   return false;
 }

@@ -173,7 +173,7 @@ function buildRequests() {
 
 async function teach(event) {
   event.preventDefault();
-  for (const place of ["teach-error", "teach-done"]) showText(place, "");
+  for (const id of ["teach-error", "teach-done"]) showText(id, "");
   $("teach-remarks").replaceChildren();
   $("teach-submit").disabled = true;
   try {
