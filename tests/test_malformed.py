@@ -486,7 +486,7 @@ def test_a_backbone_that_declares_more_than_it_holds(tmp_path, tiny_vit):
     wide = tensors | {"patch_embed.proj.weight": torch.zeros(65_536, 3, 1, 1), "pos_embed": torch.zeros(1, 5, 1)}
     for name, spoilt in {"wide": wide, "flat": tensors | {"pos_embed": torch.zeros(())}}.items():
         save_plain(spoilt, tmp_path / f"{name}.safetensors")
-        with pytest.raises(OneaError, match="does not hold a plain timm ViT"):
+        with pytest.raises(OneaError, match="does not contain a plain timm ViT"):
             backbones.load_backbone(str(tmp_path / f"{name}.safetensors"))
 
 

@@ -172,7 +172,7 @@ def test_invalid_folders_of_unknown_photos_are_refused(onea, shop, days, tiny_im
     for where, words in (
         ("nowhere", "nowhere does not exist; give a folder"),
         ("empty", "no images below empty"),
-        (str(days / "monday"), "holds images of 'class00', a class of the model"),
+        (str(days / "monday"), "contains images of 'class00', a class of the model"),
     ):
         code, out, err = onea("evaluate", "shop.onea", str(tiny_images / "test"), "--unknown", where)
         assert (code, out) == (2, "")

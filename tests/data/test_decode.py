@@ -310,7 +310,7 @@ def test_no_permission_and_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refuse)
-        with pytest.raises(BadImage, match="there is no permission to read it"):
+        with pytest.raises(BadImage, match="permission to read it was denied"):
             read_image(path)
 
     def exhaust(_: Image.Image) -> None:

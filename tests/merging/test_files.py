@@ -216,7 +216,7 @@ def test_wrong_files_are_refused(tmp_path):
         os.mkfifo(tmp_path / "pipe.safetensors")
         refused("not a plain file", a, tmp_path / "pipe.safetensors")
     hollow = write_matrices(tmp_path / "h.safetensors", 2, more=torch.ones(0, 4))
-    refused(r"'more': it holds no numbers \(shape \(0, 4\)\); leave it out", hollow, hollow)
+    refused(r"'more': it is empty \(shape \(0, 4\)\); leave it out", hollow, hollow)
 
 
 def test_third_party_operators_get_only_mergeable_sides(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def test_an_int8_file_loads_by_its_path(small, tiny_vit, tmp_path):
 def test_invalid_scales_are_one_error_message(change, words, small, tmp_path):
     tensors = {name: tensor for name, tensor in (small | change).items() if tensor is not None}
     save_plain(tensors, tmp_path / "bad.safetensors")
-    with pytest.raises(OneaError, match=f"does not hold a plain timm ViT: .*{words}") as caught:
+    with pytest.raises(OneaError, match=f"does not contain a plain timm ViT: .*{words}") as caught:
         load_backbone(str(tmp_path / "bad.safetensors"))
     assert "\n" not in str(caught.value)
 

@@ -226,7 +226,7 @@ def test_damaged_and_foreign_files(tmp_path, tiny_vit):
         load_backbone(str(truncated))
     foreign = tmp_path / "foreign.safetensors"
     save_plain({"weight": torch.ones(2)}, foreign)
-    with pytest.raises(OneaError, match="does not hold a plain timm ViT"):
+    with pytest.raises(OneaError, match="does not contain a plain timm ViT"):
         load_backbone(str(foreign))
 
 

@@ -90,7 +90,7 @@ def test_an_architecture_in_front_of_a_path(tmp_path):
         wanted = network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
         torch.testing.assert_close(vit(images_for(vit)), wanted)
     for architecture, words in {
-        "test_vit2": "does not hold timm's test_vit2",
+        "test_vit2": "does not contain timm's test_vit2",
         "test_vitt": "Unknown architecture 'test_vitt' of model.safetensors; did you mean 'test_vit'",
         "test_vit.nowhere": "timm has no weights 'test_vit.nowhere'; tags are: test_vit.r160_in1k",
     }.items():
@@ -139,8 +139,8 @@ def test_copies_of_the_bundled_networks_are_known_by_their_digest(name, tmp_path
         ({"model_args": {"depths": [10**9]}}, "1000000000 blocks in"),
         ({"model_args": ["depth"]}, "must be JSON objects"),
         ({"model_args": {"depth": 10**9}}, "1000000000 blocks in"),
-        ({"model_args": {"embed_dim": 2**40}}, "does not hold timm's vit_huge_patch14_224"),
-        ({"model_args": {"nonsense": 1}}, "does not hold timm's vit_huge_patch14_224: .*nonsense"),
+        ({"model_args": {"embed_dim": 2**40}}, "does not contain timm's vit_huge_patch14_224"),
+        ({"model_args": {"nonsense": 1}}, "does not contain timm's vit_huge_patch14_224: .*nonsense"),
     ],
 )
 def test_invalid_configurations_are_one_error_message(changes, words, tmp_path):

@@ -38,7 +38,7 @@ def tour(
     onea = context.find_root().command
     check_writable(out)
     if (out / _MODEL).exists() or (out / "photos").exists():
-        raise OneaError(f"{out} holds an earlier tour; delete it, or choose another --out.")
+        raise OneaError(f"{out} contains an earlier tour; delete it, or choose another --out.")
     _print_comment("draw pictures of nine symbols, with one folder for each class")
     _draw(out)
     with contextlib.chdir(out):

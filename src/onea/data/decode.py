@@ -189,7 +189,7 @@ def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
     except IsADirectoryError:
         raise BadImage(path, "it is a folder") from None
     except PermissionError:
-        raise BadImage(path, "there is no permission to read it") from None
+        raise BadImage(path, "permission to read it was denied") from None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files; the image may be fine
             raise

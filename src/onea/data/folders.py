@@ -255,14 +255,14 @@ def _check_only_groups(inside: dict[Path, _Listing]) -> None:
         photos = [file.name for file in listing.files if file.suffix.lower() in EXTENSIONS]
         if listing.folders and photos:
             raise OneaError(
-                f"{folder} holds photos ({photos[0]}) and folders ({listing.folders[0].name}): put all images of a "
-                "class into one folder, with no folder in it."
+                f"{folder} contains both photos ({photos[0]}) and folders ({listing.folders[0].name}): put all "
+                "images of a class into one folder, without subfolders."
             )
     group = next(folder for folder, listing in inside.items() if listing.folders)
     for folder, listing in inside.items():
         if listing.files and not listing.folders:
             raise OneaError(
-                f"{folder} holds files ({listing.files[0].name}) while {group} holds folders: "
+                f"{folder} contains files ({listing.files[0].name}) while {group} contains folders: "
                 "use <class>/<image> or <task>/<class>/<image> throughout."
             )
         if not listing.folders:

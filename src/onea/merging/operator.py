@@ -148,7 +148,7 @@ def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]
                 "both sides need the same backbone and rank."
             )
         if not left.numel():
-            raise OneaError(f"Cannot merge '{name}': it holds no numbers (shape {tuple(left.shape)}); leave it out.")
+            raise OneaError(f"Cannot merge '{name}': it is empty (shape {tuple(left.shape)}); leave it out.")
         for side, tensor in (("accumulated", left), ("new", right)):
             if not torch.isfinite(tensor).all():
                 raise OneaError(f"Cannot merge '{name}': the {side} side contains NaN or infinity; retrain it.")

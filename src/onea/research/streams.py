@@ -49,7 +49,7 @@ class Stream:
     def __post_init__(self) -> None:
         if sorted(self.class_order) != list(range(len(self.class_order))):
             raise OneaError(
-                f"The class order must hold every class from 0 to {len(self.class_order) - 1} exactly once; "
+                f"The class order must contain every class from 0 to {len(self.class_order) - 1} exactly once; "
                 "rebuild the stream or correct its class_order."
             )
         check_sizes(self.sizes, self.classes)

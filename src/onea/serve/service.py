@@ -127,7 +127,7 @@ class Service:
     def job(self, id: str) -> TrainingJob:
         """A training job by its id."""
         if id not in self._jobs:
-            raise Problem(404, "There is no such training job; it may be from before the service was started.")
+            raise Problem(404, "There is no such training job; it may be from an earlier run of the service.")
         return self._jobs[id]
 
     def undo(self) -> tuple[Undone, State]:

@@ -137,7 +137,7 @@ def build_network(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Pa
     except _INVALID as error:
         kind = "a plain timm ViT" if config.architecture == PLAIN else f"timm's {config.architecture}"
         reason = truncate((str(error).splitlines() or [type(error).__name__])[-1].strip())
-        raise OneaError(f"Backbone file {path} does not hold {kind}: {reason}.") from error
+        raise OneaError(f"Backbone file {path} does not contain {kind}: {reason}.") from error
     return network
 
 

@@ -78,9 +78,9 @@ def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny
 @pytest.mark.parametrize("name", ["class01", "CLASS01"])
 def test_images_of_a_class_that_the_model_knows_are_no_unknown_ones(model, tiny_images, strange, name):
     shutil.copytree(tiny_images / "test/class01", strange / "deep" / name)
-    with pytest.raises(OneaError, match="holds images of 'class01', a class of the model"):
+    with pytest.raises(OneaError, match="contains images of 'class01', a class of the model"):
         evaluate(model, tiny_images / "test", unknown=strange)
-    with pytest.raises(OneaError, match="holds images of 'class01'"):
+    with pytest.raises(OneaError, match="contains images of 'class01'"):
         evaluate(model, tiny_images / "test", unknown=tiny_images / "test/class01")
 
 

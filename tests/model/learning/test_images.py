@@ -105,7 +105,7 @@ def test_hugging_face_datasets_name_their_classes(files):
     ("source", "words"),
     [
         (np.zeros((2, 5, 5, 7), np.uint8), "not \\[H, W, 3\\]"),
-        (np.zeros((2, 2, 3, 5, 5), np.uint8), "holds no images"),
+        (np.zeros((2, 2, 3, 5, 5), np.uint8), "is not one or more images"),
         (np.full((5, 5, 3), -1.0), "before they are normalised"),
         (np.full((5, 5, 3), np.nan), "finite"),
         ([object()], "not something to read images from"),
@@ -182,7 +182,9 @@ def test_photos_beside_a_folder_of_their_class_are_not_passed_over(tmp_path, fil
     for name in ("lemon/1.png", "lemon/2.png", "lemon/edited/3.png", *others):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())
-    with pytest.raises(OneaError, match=r"(lemon|kiwi) holds photos \(1.png\) and folders \((edited|more)\): put all"):
+    with pytest.raises(
+        OneaError, match=r"(lemon|kiwi) contains both photos \(1.png\) and folders \((edited|more)\): put all"
+    ):
         read_labelled(tmp_path, None, SIDE)
 
 

@@ -238,7 +238,7 @@ def test_a_manifest_that_cannot_be_true(trial, change, reason):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"temperature": 0.0}, "temperature is impossible"),
+        ({"temperature": 0.0}, "temperature is invalid"),
         ({"version": 2}, "has the version number 2"),
         ({"adapter_images": {"class00": -1}}, "images in the adapter"),
         ({"classes": ["a", "a", "b", "c", "d"]}, "are not unique"),
@@ -246,8 +246,8 @@ def test_a_manifest_that_cannot_be_true(trial, change, reason):
         ({"classes": ["a", "b"]}, "'counts' does not have the expected type and shape"),
         ({"options": {"rank": 10**9}}, "'adapter.blocks.1.down.bias' does not have the expected type and shape"),
         ({"options": {"colour": 1}}, "Unknown option 'colour'"),
-        ({"preprocess": {"side": 10**9}}, "of images is impossible"),
-        ({"preprocess": {"std": [0.2, 0.2, 0.0]}}, "of images is impossible"),
+        ({"preprocess": {"side": 10**9}}, "of images is invalid"),
+        ({"preprocess": {"std": [0.2, 0.2, 0.0]}}, "of images is invalid"),
         ({"preprocess": {"speed": 1}}, "'speed' is not a parameter"),
         ({"updates": [{"kind": "sing"}]}, "'version' is missing"),
     ],

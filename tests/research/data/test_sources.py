@@ -210,7 +210,7 @@ def test_error_messages_for_invalid_layouts(tmp_path: Path) -> None:
     (root / "dog").mkdir()
     assert refusal(spec) == f"Class folder {root / 'dog'} is empty: add its images, or remove the folder."
     images(root / "dog" / "young", 2)
-    assert refusal(spec).startswith(f"{root / 'cat'} holds files (0.png) while {root / 'dog'} holds folders: ")
+    assert refusal(spec).startswith(f"{root / 'cat'} contains files (0.png) while {root / 'dog'} contains folders: ")
     shutil.rmtree(root / "cat")
     (root / "cat").mkdir()
     assert refusal(spec).startswith(f"Class folder {root / 'cat'} is empty")

@@ -98,7 +98,7 @@ def test_the_command_lists_the_changes_and_writes_nothing(values, images, onea):
     shutil.rmtree(images / "train/class03")
     code, out, err = onea(*words, "--out", "o")
     assert (code, out) == (2, "")
-    assert err.startswith("onea: o holds a finished run with other images (Class 'class03' is in test/")
+    assert err.startswith("onea: o contains a finished run with other images (Class 'class03' is in test/")
     assert len(err.splitlines()) == 1
     assert {path: path.stat().st_mtime_ns for path in Path("o").iterdir()} == kept
 

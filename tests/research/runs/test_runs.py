@@ -161,7 +161,7 @@ def test_the_commit_of_a_surrounding_repository_is_not_recorded(tmp_path):
 def test_the_folder_of_another_run_is_refused_and_not_changed(tiny_run, tmp_path):
     run(make_config(tiny_run), tmp_path)
     before = (tmp_path / "record.json").read_bytes()
-    with pytest.raises(OneaError, match=r"holds another run \(seed 1 instead of 2\)"):
+    with pytest.raises(OneaError, match=r"contains another run \(seed 1 instead of 2\)"):
         run(make_config(tiny_run | {"seed": 2}), tmp_path)
     assert (tmp_path / "record.json").read_bytes() == before
 

@@ -262,6 +262,6 @@ def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages
     folders = {folder.resolve().name, *(part for file in files for part in file.relative_to(folder).parent.parts)}
     if taught := sorted(known[normalized(name)] for name in folders if normalized(name) in known):
         raise OneaError(
-            f"{folder} holds images of '{taught[0]}', a class of the model; give only images of untaught classes."
+            f"{folder} contains images of '{taught[0]}', a class of the model; give only images of untaught classes."
         )
     return model.read(files, on_bad)

@@ -112,7 +112,7 @@ def find_images(path: Path) -> list[Path]:
         wanted = (name for name in files if is_photo(name) and not is_ignored(name))
         found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
     if not found:
-        raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
+        raise OneaError(f"There are no images below {path}; give image files, or a folder that contains some.")
     return found
 
 
@@ -325,7 +325,9 @@ def iterate_images(array: Any) -> Iterator[Any]:
         yield values
     else:
         shape = tuple(values.shape)
-        raise OneaError(f"An array of shape {shape} holds no images; give [H, W, 3], [N, H, W, 3] or [N, 3, H, W].")
+        raise OneaError(
+            f"An array of shape {shape} is not one or more images; give [H, W, 3], [N, H, W, 3] or [N, 3, H, W]."
+        )
 
 
 def to_image(array: Any, name: str) -> Image.Image:

@@ -179,9 +179,9 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise DamagedFile("the names of its classes are not unique")
     if not all(0 < images < MAX_NUMBER for images in values["adapter_images"].values()):
-        raise DamagedFile("its numbers of images in the adapter are impossible")
+        raise DamagedFile("its numbers of images in the adapter are invalid")
     if values["temperature"] not in _TEMPERATURES:
-        raise DamagedFile("its temperature is impossible")
+        raise DamagedFile("its temperature is invalid")
     values["backbone"] = _checked_backbone(values["backbone"])
     _check_preprocess(values["preprocess"])
     try:
@@ -258,7 +258,7 @@ def _check_preprocess(values: dict[str, Any]) -> None:
     least = 0 if values.get("geometry", "direct") == "direct" else size
     sizes_fit = size in _SIDES and values["side"] in _SIDES and least <= resize <= _SIDES[-1]
     if not sizes_fit or min(values["std"]) <= 0:
-        raise DamagedFile("its preprocessing of images is impossible")
+        raise DamagedFile("its preprocessing of images is invalid")
 
 
 def _check_update(update: Any) -> None:
@@ -308,7 +308,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         raise DamagedFile("tensors are missing") from None
     classes, options, updates = len(state["classes"]), merging_options(state["options"]), state["updates"]
     if not 1 <= width <= _MAX_WIDTH or max(signals.values()) > MAX_SIGNALS_PER_CLASS * classes:
-        raise DamagedFile(f"tensors of width {width} with {max(signals.values())} signals are impossible")
+        raise DamagedFile(f"tensors of width {width} with {max(signals.values())} signals are invalid")
     expected: Shapes = {
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
@@ -364,26 +364,26 @@ def _adapter_blocks(declared: Shapes, count: int, adapted: int) -> range:
 
 
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:
-    """Raise an error for numbers that are impossible."""
+    """Raise an error for invalid numbers."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise DamagedFile(f"{name} contains NaN or infinity")
     counts = tensors["counts"]
     if bool(((counts < 1) | (counts >= MAX_NUMBER)).any()):
-        raise DamagedFile("its numbers of images are impossible")
+        raise DamagedFile("its numbers of images are invalid")
     for name in ("held_out_signal_rows", "left_out_signal_rows", "fingerprint_rows", "held_out_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
             raise DamagedFile(f"{name} are of no class")
     for name in ("held_out_signals", "left_out_signals"):
         if bool((tensors[name].abs() >= _MAX_SIGNAL).any()):
-            raise DamagedFile(f"{name} are impossible")
+            raise DamagedFile(f"{name} are invalid")
     # No element of a scatter matrix exceeds the largest on the diagonal, which is not negative except for rounding.
     scatter = tensors["scatter"]
     largest = float(scatter.diagonal().max())
     possible = (scatter.abs() <= 1.001 * largest).all() & (scatter.diagonal() >= -1e-6 * largest).all()
     if not 0 <= largest < 1e100 or not bool(possible):
-        raise DamagedFile("its scatter is impossible")
+        raise DamagedFile("its scatter is invalid")
     if "cut" in tensors and bool((tensors["cut"] < 0).any()):
         raise DamagedFile("its truncated variances are negative")
 

@@ -55,7 +55,7 @@ class Gaussians:
         # In float64 on the CPU: in float32 the factorisation may fail with a jitter of 1e-4.
         features, labels = features.detach().cpu().double(), labels.cpu()
         if not torch.isfinite(features).all():
-            raise OneaError("The features hold a NaN or infinity; lower the learning rate (--learning-rate).")
+            raise OneaError("The features contain NaN or infinity; lower the learning rate (--learning-rate).")
         means = class_means(features, labels, classes)
         factors = [
             self._factor(features[labels == position] - mean) for position, mean in zip(classes, means, strict=True)

@@ -247,9 +247,9 @@ def _check(experiment: Experiment, changes: Changes) -> None:
     if not 0 < changes.scale <= 1:
         raise OneaError(f"scale is {changes.scale:g}; it must be above 0 and at most 1 (the paper's size).")
     if changes.seeds is not None and not 1 <= changes.seeds <= MAX_SEEDS:
-        raise OneaError(f"seeds is {truncate(changes.seeds)}; ask for at least one and at most {MAX_SEEDS:,}.")
+        raise OneaError(f"seeds is {truncate(changes.seeds)}; choose at least one and at most {MAX_SEEDS:,}.")
     if changes.tasks is not None and changes.tasks < 1:
-        raise OneaError(f"tasks is {truncate(changes.tasks)}; ask for at least one.")
+        raise OneaError(f"tasks is {truncate(changes.tasks)}; choose at least one.")
     if experiment.per_task and (changes.seeds or 1) > 1:
         raise OneaError(
             f"{experiment.name} shows one stream task by task, so all rows share one seed; leave out --seeds."

@@ -90,9 +90,7 @@ def _only_configuration(side: str, records: Sequence[Record]) -> Group:
     groups = [group for setting in settings(records) for group in setting.groups]
     if len(groups) > 1:
         names = "; ".join(f"{group.name} on {group.records[0]['data']['name']}" for group in groups[:4])
-        raise OneaError(
-            f"The {side} side holds {len(groups)} configurations ({names}); give the folders of one of them."
-        )
+        raise OneaError(f"The {side} side has {len(groups)} configurations ({names}); give the folders of one of them.")
     return groups[0]
 
 

@@ -47,7 +47,7 @@ class InputChecker:
         ]
         if changes := [change for change in changes if change]:
             raise OneaError(
-                f"{folder} holds a finished run with {' and '.join(changes)}; choose another --out, or delete that "
+                f"{folder} contains a finished run with {' and '.join(changes)}; choose another --out, or delete that "
                 "folder to run it again."
             )
         return remarks + _precision_remarks(record, config)
@@ -139,7 +139,7 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
         changes = ", ".join(
             f"{name} {truncate(recorded.get(name))} instead of {truncate(expected.get(name))}" for name in names
         )
-        raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
+        raise OneaError(f"{folder} contains another run ({changes}); choose another --out or delete that folder.")
 
 
 def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
