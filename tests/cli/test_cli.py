@@ -150,7 +150,7 @@ def folder(tiny_images, tmp_path_factory) -> Path:
     return root
 
 
-def fails(onea, folder: Path, tiny_vit: str, *more: str) -> str:
+def run_error(onea, folder: Path, tiny_vit: str, *more: str) -> str:
     code, _, err = onea("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--out", "o", *more)
     assert code == 2
     assert len(err.strip().splitlines()) == 1
@@ -160,14 +160,14 @@ def fails(onea, folder: Path, tiny_vit: str, *more: str) -> str:
 
 def test_an_empty_class(onea, folder, tiny_vit):
     (folder / "train" / "hollow").mkdir()
-    assert "hollow" in fails(onea, folder, tiny_vit)
+    assert "hollow" in run_error(onea, folder, tiny_vit)
 
 
 def test_a_class_in_two_tasks(onea, folder, tiny_vit, tmp_path_factory):
     root = tmp_path_factory.mktemp("grouped")
     for group in ("monday", "tuesday"):
         shutil.copytree(folder / "train", root / group)
-    err = fails(onea, root, tiny_vit)
+    err = run_error(onea, root, tiny_vit)
     assert "monday" in err
     assert "tuesday" in err
 
@@ -187,7 +187,7 @@ def test_natural_tasks_from_folders(onea, folder, tiny_vit, tmp_path_factory):
 def test_a_corrupt_image_is_named_or_skipped(onea, folder, tiny_vit):
     bad = folder / "train" / "class00" / "0.png"
     bad.write_bytes(bad.read_bytes()[:60])
-    assert "class00/0.png" in fails(onea, folder, tiny_vit)
+    assert "class00/0.png" in run_error(onea, folder, tiny_vit)
     skip = ("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--on-bad", "skip", "--out")
     code, out, _ = onea(*skip, "o")
     record = json.loads(Path("o/record.json").read_text())
@@ -215,7 +215,7 @@ def test_images_of_mixed_sizes_are_stored_at_one_square_size(onea, folder, tiny_
 def test_a_truncated_backbone(onea, folder, tiny_vit, tmp_path_factory):
     cut = tmp_path_factory.mktemp("cut") / "cut.safetensors"
     cut.write_bytes(Path(tiny_vit).read_bytes()[:999])
-    assert "damaged" in fails(onea, folder, str(cut))
+    assert "damaged" in run_error(onea, folder, str(cut))
 
 
 def test_a_diverging_loss(onea, arguments):

@@ -123,7 +123,7 @@ def test_evaluate_lists_the_misclassified_photos(onea, shop, tiny_images):
 
 
 @pytest.fixture
-def strange(tiny_images) -> str:
+def unknown_photos(tiny_images) -> str:
     """Photos of classes that the shop never sold, in a folder of the working folder."""
     for name in ("class04", "class05"):
         shutil.copytree(tiny_images / "test" / name, Path("strange") / name)
@@ -136,8 +136,8 @@ def shares(out: str) -> dict[str, str]:
     return {re.split("[:,]", row[0])[0].strip(): row[1] for row in rows if len(row) == 2}
 
 
-def test_evaluate_measures_how_well_unknown_photos_are_detected(onea, shop, days, strange, tiny_images):
-    code, out, err = onea("evaluate", "shop.onea", str(days / "monday"), "--unknown", strange, "-o", "seen.png")
+def test_evaluate_measures_how_well_unknown_photos_are_detected(onea, shop, days, unknown_photos, tiny_images):
+    code, out, err = onea("evaluate", "shop.onea", str(days / "monday"), "--unknown", unknown_photos, "-o", "seen.png")
     assert code == 0, err
     measures = shares(out)
     assert "18 known images and 6 unknown" in out
@@ -150,16 +150,16 @@ def test_evaluate_measures_how_well_unknown_photos_are_detected(onea, shop, days
     ]
     assert all(0 <= float(share) <= 100 for share in measures.values())
     assert f"{measures['known images predicted unknown']} % unknown of 18 images" in out
-    answers = onea("predict", "shop.onea", strange, "--json")[1].splitlines()
-    caught = sum(json.loads(line)["verdict"] == "unknown" for line in answers) / 6
-    assert measures["unknown images predicted unknown"] == f"{100 * caught:.1f}"
+    answers = onea("predict", "shop.onea", unknown_photos, "--json")[1].splitlines()
+    rejected = sum(json.loads(line)["verdict"] == "unknown" for line in answers) / 6
+    assert measures["unknown images predicted unknown"] == f"{100 * rejected:.1f}"
     assert out.endswith("seen.png\nseen-unknown.png\n")
     assert Image.open("seen-unknown.png").width > 500
 
 
-def test_unknown_photos_for_a_model_without_a_threshold(onea, tiny_vit, days, strange):
+def test_unknown_photos_for_a_model_without_a_threshold(onea, tiny_vit, days, unknown_photos):
     assert onea("teach", "sure.onea", str(days / "monday"), "--backbone", tiny_vit, "--unknown", "0", *FAST)[0] == 0
-    code, out, err = onea("evaluate", "sure.onea", str(days / "monday"), "--unknown", strange)
+    code, out, err = onea("evaluate", "sure.onea", str(days / "monday"), "--unknown", unknown_photos)
     assert code == 0, err
     measures = shares(out)
     assert measures["unknown images predicted unknown"] == measures["known images predicted unknown"] == "no threshold"
@@ -236,43 +236,43 @@ def png_header(width: int, height: int) -> bytes:
     )
 
 
-def good(folder: Path, count: int = 2) -> None:
+def write_photos(folder: Path, count: int = 2) -> None:
     folder.mkdir(parents=True)
     for number in range(count):
         Image.new("RGB", (20, 20), (number * 40, 90, 200)).save(folder / f"{number}.png")
 
 
-def spoil(kind: str, root: Path) -> str:
+def make_invalid_folder(kind: str, root: Path) -> str:
     """Make a folder that cannot be taught; returns what the message must match."""
-    good(root / "fine")
+    write_photos(root / "fine")
     bad = root / "bad"
     if kind == "not an image":
-        good(bad)
+        write_photos(bad)
         (bad / "x.jpg").write_text("no image")
         return "not an image"
     if kind == "truncated image":
-        good(bad)
+        write_photos(bad)
         content = (bad / "0.png").read_bytes()
         (bad / "1.png").write_bytes(content[: len(content) // 2])
         return "cut short|broken"
     if kind == "huge image":
-        good(bad)
+        write_photos(bad)
         (bad / "x.png").write_bytes(png_header(50_000, 50_000))
         return "more than 300 megapixels"
     if kind == "one image":
-        good(bad, 1)
+        write_photos(bad, 1)
         return "Class 'bad' has only one image"
     if kind == "mixed case":
-        good(root / "Fine")
+        write_photos(root / "Fine")
         return "only in case"
     if kind == "known in another case":
-        good(root / "CLASS00")
+        write_photos(root / "CLASS00")
         return "only in case"
     if kind == "empty class":
         bad.mkdir()
         return "is empty"
     if kind == "reserved name":
-        good(root / "Unknown")
+        write_photos(root / "Unknown")
         return "cannot be called"
     assert kind == "no classes"
     for file in (root / "fine").iterdir():
@@ -289,7 +289,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_photos_get_one_sentence_and_change_nothing(onea, shop, kind):
-    words = spoil(kind, Path("photos"))
+    words = make_invalid_folder(kind, Path("photos"))
     before = snapshot(shop)
     code, out, err = onea("teach", "shop.onea", "photos")
     assert code == 2
@@ -313,7 +313,7 @@ def test_photos_of_many_pixels_are_refused_unless_allowed(onea, shop, tmp_path):
 
 
 def test_unreadable_photos_can_be_left_out(onea, shop):
-    spoil("not an image", Path("photos"))
+    make_invalid_folder("not an image", Path("photos"))
     code, out, _ = onea("teach", "shop.onea", "photos", "--on-bad", "skip")
     assert code == 0
     assert "1 unreadable image left out" in out
@@ -467,9 +467,9 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
     ],
 )
 def test_a_mistake_gets_one_sentence(onea, shop, arguments, message):
-    good(Path("photos/fine"))
-    good(Path("cased/Class00"))
-    good(Path("cased/class01"))
+    write_photos(Path("photos/fine"))
+    write_photos(Path("cased/Class00"))
+    write_photos(Path("cased/class01"))
     before = snapshot(shop)
     code, _, err = onea(*arguments)
     assert code == 2
@@ -527,7 +527,7 @@ HOSTILE = ("\x1b[2J\x1b]0;owned\x07", "[red]x[/red]", "right\u202eleft", "\x9b31
 
 
 @pytest.fixture
-def foreign(shop) -> Path:
+def untrusted(shop) -> Path:
     """A model with class names that onea refuses to learn."""
     file = shop / "states/000001/state.json"
     state = json.loads(file.read_text())
@@ -539,7 +539,7 @@ def foreign(shop) -> Path:
     return shop
 
 
-def test_names_of_an_untrusted_model_are_escaped(onea, foreign, tiny_images):
+def test_names_of_an_untrusted_model_are_escaped(onea, untrusted, tiny_images):
     """The terminal shows the names without interpreting them."""
     images = str(tiny_images / "test")
     outputs = []
@@ -561,11 +561,11 @@ def test_names_of_an_untrusted_model_are_escaped(onea, foreign, tiny_images):
         assert "\\u001b[2J" in text
     assert all("[red]x[/red]" in text for text in (*outputs[:5], outputs[6], outputs[7]))
     assert json.loads(outputs[2].splitlines()[0])["top"][0]["class"] in HOSTILE
-    assert (foreign / "README.md").read_text("utf-8").replace("\n", "").isprintable()
+    assert (untrusted / "README.md").read_text("utf-8").replace("\n", "").isprintable()
 
 
 @needs_unicode
-def test_names_of_an_untrusted_model_are_escaped_by_evaluate(onea, foreign, tiny_images):
+def test_names_of_an_untrusted_model_are_escaped_by_evaluate(onea, untrusted, tiny_images):
     for name, target in zip(("[red]x[/red]", "[/]"), ("class00", "class01"), strict=True):
         (Path("photos") / name.replace("/", "∕")).parent.mkdir(exist_ok=True)
         (Path("photos") / name.replace("/", "∕")).symlink_to(tiny_images / "test" / target)
