@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of README and docs: offline ones are run on tiny data, all other commands are parsed or dry-run."""
+"""The examples in README and docs: offline ones are run on tiny data, all other commands are parsed or dry-run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_invalid_command_is_detected(wrong: str) -> None:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str) -> Path:
-    """Everything the pages speak of, tiny: photos and arrivals, adapters, LoRAs, runs, and folders with mistakes."""
+    """Tiny versions of everything in the pages: photos and updates, adapters, LoRAs, runs, folders with mistakes."""
     root = tmp_path_factory.mktemp("shop")
     images = root / "images"
     write_tiny_images(images, classes=6, train=6, test=3)
@@ -119,7 +119,7 @@ def _mistakes(root: Path, some: Image.Image) -> None:
 
 
 def _grocery(root: Path, images: Path) -> None:
-    """The classes that grocery.md copies, as links to a few images; and the list that says which."""
+    """The classes that grocery.md copies, as links to a few images, and the list of them."""
     (root / "benchmarks/models").mkdir(parents=True)
     shutil.copy(ROOT / "benchmarks/models/grocery-arrivals.json", root / "benchmarks/models")
     names = [
@@ -151,7 +151,7 @@ def _adapters(root: Path) -> None:
 
 @pytest.fixture
 def place(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the shop of one's own, as the working folder."""
+    """A copy of the shop as the working folder."""
     shutil.copytree(shop, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("ONEA_DATA", raising=False)
@@ -159,7 +159,7 @@ def place(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tiny_words(words: list[str], vit: str) -> list[str]:
-    """The same command with tiny images, a tiny network and short training; grids only say what they would do."""
+    """The same command with tiny images, a tiny network and short training; grids are only dry-run."""
     words = [match for word in words for match in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
     swaps = {"--backbone": vit, "--tasks": "3"}
     words = [swaps.get(before, word) for before, word in zip(["", *words], words, strict=False)]
@@ -184,7 +184,7 @@ def tiny_words(words: list[str], vit: str) -> list[str]:
 
 
 def run_python(code: str, name: str, vit: str) -> None:
-    """Run an example; the models that it makes get a tiny network."""
+    """Run an example with a tiny network in all its models."""
     from onea.model.estimator import OneA
 
     defaults = {"backbone": vit, "precision": "fp32", "threads": 1}
@@ -245,7 +245,7 @@ def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
 
 
 def test_every_link_leads_to_a_file() -> None:
-    """On a code host too, which shows the pages as they are and renders nothing."""
+    """This includes code hosts, which show the pages without generated content."""
     pages = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs/results").rglob("*.md")]
     links = [
         (page, target)
@@ -258,21 +258,21 @@ def test_every_link_leads_to_a_file() -> None:
 
 
 def test_placeholders_in_sentences_do_not_begin_a_line() -> None:
-    """There a comment ends the paragraph or the list around it."""
+    """At the beginning of a line, a comment ends the paragraph or list around it."""
     lines = [(page, line) for page in PAGES for line in page.read_text("utf-8").splitlines()]
     assert not [f"{named(page)}: {line}" for page, line in lines if re.match(r"\s*<!-- written: \S+ -->.", line)]
 
 
 def anchors(page: Path) -> set[str]:
-    """What a code host lets links of a page lead to: its headings, and places that are named."""
+    """The targets of links into a page on a code host: headings and named anchors."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
     heads = (re.sub(r"<[^>]*>|\]\([^)]*\)", "", head).lower() for head in re.findall(r"^#+ (.+)$", text, re.M))
     named_places = re.findall(r'<a id="([\w-]+)">', text)
     return {re.sub(r"[^\w\- ]", "", head).strip().replace(" ", "-") for head in heads}.union(named_places)
 
 
-def test_every_link_into_a_page_leads_to_a_heading_or_a_named_place() -> None:
-    """On a code host too; headings that are generated with the site are not there."""
+def test_every_link_into_a_page_leads_to_a_heading_or_an_anchor() -> None:
+    """This includes code hosts, which lack the headings that are generated with the site."""
     generated = ("commands.md", "api.md")
     links = [
         (page, page.parent / target if target else page, anchor)
@@ -288,8 +288,8 @@ def test_every_link_into_a_page_leads_to_a_heading_or_a_named_place() -> None:
     assert not missing
 
 
-def test_the_readme_begins_with_photos_and_says_how_to_get_it() -> None:
-    """Whoever has photos finds commands for them before any word of research, and what an installation takes."""
+def test_the_readme_begins_with_photos_and_installation() -> None:
+    """The commands for photos and the requirements of an installation come before research."""
     photos, _, research = (ROOT / "README.md").read_text("utf-8").partition("\n## Research\n")
     assert research
     assert not re.findall(r"\bA_T\b|\badapters?\b|subspace|prototype", photos)

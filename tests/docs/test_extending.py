@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "extending.md"
 
 
 def installed(folder: Path) -> Path:
-    """The page's modules and entry points, as pip would lay them out."""
+    """The modules and entry points of the page, laid out as pip would install them."""
     page = PAGE.read_text("utf-8")
     for name, code in re.findall(r'```python title="(\S+)"\n(.*?)```', page, re.S):
         assert len(code.splitlines()) < 40
@@ -38,8 +38,8 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(third_party: Path, shared_tiny_run: dict[str, Any], tiny_vit: str) -> dict[str, str]:
-    """What commands printed that use the package, by what they are about; all have ended well."""
+def outputs(third_party: Path, shared_tiny_run: dict[str, Any], tiny_vit: str) -> dict[str, str]:
+    """The outputs of commands that use the package, by topic; all of them succeed."""
     inputs = [f"--{name}={shared_tiny_run[name]}" for name in ("data", "backbone", "sizes")]
     training = [f"--{name.replace('_', '-')}={value}" for name, value in shared_tiny_run["options"].items()]
     dots = ["--data=dots", f"--backbone={tiny_vit}"]
@@ -69,48 +69,48 @@ def record_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "record.json").read_text())
 
 
-def test_the_documented_method_runs_and_takes_its_option(third_party, said):
+def test_the_documented_method_runs_and_takes_its_option(third_party, outputs):
     record = record_of(third_party / "method")
     assert record["options"] == {"centring": 0.5}
     assert record["cost"][-1]["passes_per_image"] == 1
     assert record["metrics"]["A_T"] > 100 / 6
-    assert "Centred" in said["methods"]
+    assert "Centred" in outputs["methods"]
 
 
-def test_the_documented_operator_merges_adapters(third_party, said):
-    assert said["operator"]
+def test_the_documented_operator_merges_adapters(third_party, outputs):
+    assert outputs["operator"]
     assert record_of(third_party / "operator")["options"]["merge"] == "larger-wins"
 
 
-def test_the_documented_classifier_predicts_and_is_compared(third_party, said):
+def test_the_documented_classifier_predicts_and_is_compared(third_party, outputs):
     record = record_of(third_party / "classifier")
     assert record["options"]["classifier"] == "diagonal"
     assert record["metrics"]["A_T"] > 100 / 6
     assert list(record["classifiers"]) == ["slda"]
-    assert "Diagonal LDA" in said["classifiers"]
+    assert "Diagonal LDA" in outputs["classifiers"]
     table = (third_party / "classifier-report/table.md").read_text("utf-8")
     assert "One-A, diagonal" in table
     assert "One-A, slda" in table
 
 
-def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, said):
-    """In the lists, the terminal, a tracker, reports, a comparison and the page of an experiment of the paper."""
+def test_the_documented_metric_and_dataset_appear_everywhere(third_party, outputs):
+    """They appear in lists, the terminal, a tracker, reports, a comparison and the page of an experiment."""
     record = record_of(third_party / "metric/a")
     assert (record["data"]["name"], record["options"]) == ("dots", {"centring": 0.9})  # of its preset
     worst = f"{min(row[-1] for row in record['metrics']['matrix']):.2f}"
-    assert f"worst task {worst}" in said["metric"]
+    assert f"worst task {worst}" in outputs["metric"]
     assert any(b"test/worst_task" in file.read_bytes() for file in (third_party / "metric").rglob("*tfevents*"))
-    assert {"worst_task", "noise"} <= set(said["metrics and datasets"].split())
+    assert {"worst_task", "noise"} <= set(outputs["metrics and datasets"].split())
     for file in (third_party / "metric-report").rglob("*"):
         if file.suffix in (".html", ".md", ".csv", ".tex"):
             assert re.search(r"worst\s+task", file.read_text("utf-8")), file
-    assert "worst task" in said["comparison"]
+    assert "worst task" in outputs["comparison"]
     pages = list((third_party / "paper").rglob("*.html"))
     assert any(re.search(r"worst\s+task", page.read_text("utf-8")) for page in pages)
 
 
-def test_broken_packages_of_others_do_not_break_ours(tmp_path, tiny_run):
-    """One cannot be imported, one is no metric, one reads what this record does not have, two give no number."""
+def test_broken_third_party_packages_do_not_break_onea(tmp_path, tiny_run):
+    """An import fails, an object is not a metric, a metric reads a missing field, and two return no number."""
     package = installed(tmp_path) / "my_package"
     (package / "broken.py").write_text("import nothing_of_this_name\n")
     (package / "odd.py").write_text(

@@ -73,7 +73,7 @@ def test_the_network_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_no_caches")
 def test_few_methods_are_enough_for_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has not been run is said to be so, and there are no charts of it."""
+    """Methods that have not been run are marked, and have no charts."""
     few = [record for record in results.records() if results.METHODS["simplecil"].matches(record)]
     replace_records(few, monkeypatch)
     text = fill.updated((ROOT / "README.md").read_text("utf-8"))

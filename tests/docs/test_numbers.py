@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every result number in README and docs is that of a committed record or measured file.
+"""Every result in README and docs equals a number in a committed record or results file.
 
 Tables of results are generated when the site is built, or written into the page, and then compared word for word by
-test_fill.py. Each other number in the text of a page must be one of those computed here for that page, or be listed as
-a setting, which is not measured.
+test_fill.py. Every other number in the text of a page must be computed here for that page, or be listed as a
+setting, which is not measured.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ SETTINGS = {
 
 
 def content(page: Path) -> str:
-    """The text of a page; of the log without its tables, which are what was measured."""
+    """The text of a page; the log without its tables, which are measurements themselves."""
     text = page.read_text("utf-8")
     return re.sub(r"^\|.*\n", "", text, flags=re.M) if page == LOG else text
 
 
 def numbers(text: str) -> list[str]:
-    """Numbers with a point or a comma, percentages, times, sizes; none of code, comments, addresses, written parts."""
+    """Decimals, numbers with a comma, percentages, times and sizes outside code, comments, links, filled-in text."""
     text = fill.WRITTEN.sub("", text)
     for pattern in (r"^```.*?^```$", r"<!--.*?-->", r"`[^`]*`"):
         text = re.sub(pattern, "", text, flags=re.M | re.S)
@@ -78,7 +78,7 @@ def shown(*values: float, digits: Iterable[int] = (1, 2)) -> Iterator[str]:
 
 
 def unknown(page: str, text: str) -> list[str]:
-    """Numbers of a page that nobody has measured."""
+    """The numbers of a page that have no source."""
     allowed = {*EVERYWHERE, *SETTINGS.get(page, "").split(), *facts(page)}
     return [number for number in numbers(text) if number not in allowed]
 
@@ -86,28 +86,29 @@ def unknown(page: str, text: str) -> list[str]:
 @cache
 def facts(page: str) -> frozenset[str]:
     """The numbers that a page may print."""
-    return frozenset([*(SOURCES[page]() if page in SOURCES else ()), *once(page)])
+    return frozenset([*(SOURCES[page]() if page in SOURCES else ()), *measured_once(page)])
 
 
-def once(page: str) -> Iterator[str]:
-    """Measured, and told in the text alone: runs that left no record."""
+def measured_once(page: str) -> Iterator[str]:
+    """Results of runs that left no record."""
     with (ROOT / "benchmarks/measured-once.csv").open(encoding="utf-8") as file:
         yield from (line["value"] for line in csv.DictReader(file) if line["page"] == page)
 
 
 def blocks_of_examples() -> Iterator[str]:
-    """What the examples' commands say of all test photos, and of the worst class; as whole percentages."""
+    """Accuracy of the examples on all test photos and on the worst class, as whole percentages."""
     for page in ("index.md", "grocery.md"):
         text = (ROOT / "docs" / page).read_text("utf-8")
         for pattern in (r"^(\d+\.\d+) % correct", r"correct % .*\n─+\n\S+ +\d+ +(\d+\.\d)"):
-            yield from (str(round(float(found))) for found in re.findall(pattern, text, re.M))
+            yield from (str(round(float(value))) for value in re.findall(pattern, text, re.M))
 
 
 def models() -> Iterator[str]:
-    told = json.loads((ROOT / "benchmarks/models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
+    results = json.loads((ROOT / "benchmarks/models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
     for way in ("stream", "at-once"):
-        yield from shown(told[way]["steps"][-1]["accuracy"], told[way]["steps"][-1]["answered_unknown"], digits=(1,))
-        yield from shown(told[way]["seconds"], digits=(0,))
+        last = results[way]["steps"][-1]
+        yield from shown(last["accuracy"], last["answered_unknown"], digits=(1,))
+        yield from shown(results[way]["seconds"], digits=(0,))
     for line in lines("models/grocery-trials.csv"):
         for column in ("right_in_stream", "right_with_all_prototypes_anew"):
             if line[column]:
@@ -122,20 +123,20 @@ def models() -> Iterator[str]:
 
 
 def teaching() -> Iterator[str]:
-    """Seconds that teaching a thousand photos takes, in each run."""
+    """Seconds for teaching a thousand photos, in each run."""
     yield from shown(*(float(line["learn_s"]) for line in lines("speed/teaching-amd-epyc-2.csv")), digits=(0,))
 
 
 def check_labels() -> Iterator[str]:
-    """Shares of wrong names that are among the first the check names, in three groups of five seeds."""
-    told = json.loads((ROOT / "benchmarks/models/check_labels.json").read_text("utf-8"))["found"]
-    for by_seed in told.values():
+    """Shares of wrong labels among the first results of a check, in three groups of five seeds."""
+    results = json.loads((ROOT / "benchmarks/models/check_labels.json").read_text("utf-8"))["found"]
+    for by_seed in results.values():
         for low in (0, 5, 10):
             yield from shown(100 * fmean(by_seed[str(seed)] for seed in range(low, low + 5)), digits=(0,))
 
 
 def verdicts() -> Iterator[str]:
-    """Differences between rows of the log, and what it says itself."""
+    """Differences between rows of the log, and the numbers of its table of verdicts."""
     log = LOG.read_text("utf-8")
     yield from re.findall(r"(?<=\+)\d\.\d", log.partition("## Verdicts")[2].partition("\n## ")[0])
     pairs = "77.41-64.56 62.67-39.33 80.86-71.46 62.83-53.75 65.00-64.61 63.6-58.2 75.5-74.2 61.0-60.1 77.1-69.6"
@@ -172,7 +173,7 @@ def research() -> Iterator[str]:
 
 
 def quick_against_default() -> Iterator[str]:
-    """Test photos: what each draw gains, the mean, and the least that the default reached."""
+    """Test photos: the gain with each seed, the mean gain, and the lowest accuracy of the default."""
     right: dict[str, dict[int, dict[int | None, float]]] = defaultdict(lambda: defaultdict(dict))
     for line in unknown_runs("fast-path-nvidia-h200.jsonl"):
         if line["looked_at"] == "test photos":
@@ -194,7 +195,7 @@ def speed() -> Iterator[str]:
 
 
 def turns() -> Iterator[str]:
-    """How many times the rate of the old commit, and of bf16, each side reached in turns; memory; FP8 products."""
+    """Speed of each side relative to the old commit and to bf16; memory; FP8 products."""
     for path in sorted((ROOT / "benchmarks/speed").glob("gpu_turns-nvidia-h200-f*.csv")):
         found: dict[str, dict[str, float]] = defaultdict(dict)
         for row in lines(f"speed/{path.name}"):
@@ -215,7 +216,7 @@ def turns() -> Iterator[str]:
 
 
 def bench_numbers() -> Iterator[str]:
-    """What the benchmarks measured, and how many times the plain loop that is."""
+    """Results of `onea bench`, and their ratios to the plain loop."""
     for path in sorted((ROOT / "benchmarks/speed").glob("bench-*.csv")):
         rows = lines(f"speed/{path.name}")
         found = {(row["measure"], row["setting"], row["unit"], row["column"]): float(row["value"]) for row in rows}
@@ -241,12 +242,12 @@ def bench_numbers() -> Iterator[str]:
 
 
 def unknown_runs(name: str) -> list[dict[str, Any]]:
-    """What benchmarks/models/unknown.py measured."""
+    """The results of benchmarks/models/unknown.py."""
     return json_lines(f"models/unknown/{name}")
 
 
 def json_lines(name: str) -> list[dict[str, Any]]:
-    """What a benchmark appended, line by line."""
+    """The lines of a results file of JSON objects."""
     return [json.loads(line) for line in (ROOT / "benchmarks" / name).read_text("utf-8").splitlines()]
 
 
@@ -269,7 +270,7 @@ def readme() -> Iterator[str]:
 
 
 def one_a_plus() -> Iterator[str]:
-    """How much longer a prediction takes than One-A's, and the learning rates of One-A+."""
+    """The extra time of a prediction compared with One-A, and the learning rates of One-A+."""
     slower = [100 * (float(row["ratio"]) - 1) for row in lines("speed/answering-nvidia-h200.csv")]
     yield from shown(min(slower), max(slower), digits=(1,))
     yield from (f"{rate:g}" for rate in (OneAPlus.base_learning_rate, OneAPlusOptions.learning_rate))
@@ -297,13 +298,13 @@ def named(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_number_has_a_source(page: Path) -> None:
     name = str(page.relative_to(ROOT))
-    found = unknown(name, content(page))
-    assert not found, f"{name} prints {', '.join(found)}, which no record or measured file gives"
+    without_source = unknown(name, content(page))
+    assert not without_source, f"{name} prints {', '.join(without_source)}, which no record or results file contains"
 
 
 @pytest.mark.parametrize("page", WITH_RESULTS, ids=named)
 def test_an_edited_number_is_detected(page: Path) -> None:
-    """Whatever digit is the last behind a point or comma, mostly: two results may differ by just that."""
+    """If its last digit changes, in most cases: the edited number may equal another result."""
     name, text = str(page.relative_to(ROOT)), content(page)
     results = [number for number in dict.fromkeys(numbers(text)) if number in facts(name)]
     exact = [number for number in results if re.fullmatch(r"[\d,]*[.,]\d+", number)] or results
@@ -325,13 +326,13 @@ def test_the_table_of_frozen_blocks_follows_from_its_runs() -> None:
         runs[line["data"], name][line["seed"]] = line["A_T"]
     _, heads, table = LOG.read_text("utf-8").partition("| blocks that learn | CUB-200 |")
     names, _, *rows = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in f"{heads}{table}".splitlines())
-    told = [dict(zip(names, row, strict=True)) for row in rows[: rows.index([])] if "share" not in row[0]]
+    printed = [dict(zip(names, row, strict=True)) for row in rows[: rows.index([])] if "share" not in row[0]]
     compared = 0
-    for row in told:
+    for row in printed:
         name = row["blocks that learn"].replace(" %", "%")
         for data, column in (("cub200", "difference"), ("cifar100", "its difference")):
             if row[column] and name.startswith("after"):
-                found, base = runs[data, name], runs[data, "all"]
-                assert f"{fmean(found[seed] - base[seed] for seed in base):+.1f}" == row[column]
+                measured, base = runs[data, name], runs[data, "all"]
+                assert f"{fmean(measured[seed] - base[seed] for seed in base):+.1f}" == row[column]
                 compared += 1
     assert compared == 11

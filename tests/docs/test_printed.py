@@ -34,14 +34,14 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text("utf-8")
 
 
-def percent(right: int, total: int) -> tuple[str, str, str]:
-    """As the program prints it: the share, and the ends of its interval."""
-    low, high = wilson_interval(right, total)
-    return f"{100 * right / total:.2f}", f"{100 * low:.0f}", f"{100 * high:.0f}"
+def percent(correct: int, total: int) -> tuple[str, str, str]:
+    """A percentage and the ends of its interval, as the program prints them."""
+    low, high = wilson_interval(correct, total)
+    return f"{100 * correct / total:.2f}", f"{100 * low:.0f}", f"{100 * high:.0f}"
 
 
 def assert_total(text: str, classes: list[Counts]) -> None:
-    """The last line of an evaluation is that of its classes."""
+    """Check that the last line of an evaluation agrees with the lines of its classes."""
     total = sum(classes, Counts(0, 0, 0))
     found = _TOTAL.search(text)
     assert found
@@ -81,9 +81,9 @@ def test_the_history_is_the_one_of_the_file() -> None:
     for version, name, new, known, share, total, low, high in found:
         update = EXAMPLE["updates"][int(version) - 1]
         assert (name, int(new), int(known)) == (update["name"], update["new_classes"], update["known"])
-        right, images = round(update["held_out_accuracy"] * update["held_out"]), update["held_out"]
-        assert (int(total), low, high) == (images, *percent(right, images)[1:])
-        assert share == f"{100 * right / images:.1f}"
+        correct, images = round(update["held_out_accuracy"] * update["held_out"]), update["held_out"]
+        assert (int(total), low, high) == (images, *percent(correct, images)[1:])
+        assert share == f"{100 * correct / images:.1f}"
 
 
 @pytest.mark.parametrize("name", ["index.md", "grocery.md"])
@@ -93,5 +93,5 @@ def test_held_out_figures_have_their_intervals(name: str) -> None:
     )
     assert found
     for share, images, low, high in found:
-        right = round(float(share) * int(images) / 100)
-        assert (share, low, high) == (f"{100 * right / int(images):.1f}", *percent(right, int(images))[1:])
+        correct = round(float(share) * int(images) / 100)
+        assert (share, low, high) == (f"{100 * correct / int(images):.1f}", *percent(correct, int(images))[1:])

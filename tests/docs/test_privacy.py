@@ -102,7 +102,7 @@ def sentences(text: str) -> list[str]:
 
 
 def listed(heading: str) -> set[str]:
-    """The names in the first column of the table below a sentence that begins so."""
+    """The names in the first column of the table below a sentence that begins with this text."""
     after = PAGE.read_text("utf-8").split(heading, 1)[1].split("\n\n")[1]
     return {name for line in after.splitlines()[2:] for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
 
@@ -134,7 +134,7 @@ def test_readme_and_the_pages_agree():
 
 @pytest.fixture(scope="module")
 def taught(tiny_vit, tiny_images) -> product.OneA:
-    """A model that was taught in every way: several updates, more photos of a class, a background."""
+    """A model with several updates, further photos of a known class, and a background."""
     folders = class_folders(tiny_images / "train")
     model = tiny_model(tiny_vit, preset="thorough", held_out=0.3)
     for names in (["class00", "class01", "class02"], ["class03"], ["class04"]):
@@ -204,7 +204,7 @@ def test_a_copy_tells_what_was_taught(taught, tiny_images):
 
 
 def test_statistics_of_two_photos_are_their_features(tiny_vit, tiny_images, tmp_path):
-    """Each is its class's mean, and half the difference away from it along the one direction in which they spread."""
+    """Each photo is the mean of its class plus or minus half the difference along the only direction of spread."""
     photos = [str(tiny_images / f"train/class{k:02d}/{i}.png") for k in range(3) for i in range(2)]
     model = tiny_model(tiny_vit, views=1).learn(photos, [photo.split("/")[-2] for photo in photos])
     kept = tensors_of(Path(model.save(tmp_path / "shop.onea")), 1)
@@ -275,7 +275,7 @@ def test_the_cache_holds_the_place_of_the_network_alone(tiny_vit, tiny_images, t
 
 
 def test_the_service_leaves_no_photo_on_the_disk(shop, tmp_path, monkeypatch):
-    """Requests that are too large for memory pass through a file without a name."""
+    """Requests that are too large for memory go through an unnamed file."""
     serving = pytest.importorskip("support.serving", exc_type=ImportError)
     from PIL import Image
 

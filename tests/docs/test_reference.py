@@ -49,6 +49,6 @@ def test_every_question_and_change_of_the_estimator_has_an_example() -> None:
 
 def test_a_missing_example_is_detected() -> None:
     def plain() -> None:
-        """Says what it does and shows nothing."""
+        """A docstring without an example."""
 
     assert without_example(plain) == ["plain"]

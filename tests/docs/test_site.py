@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site that `make docs` builds: results from the committed records, the first answers, search, no network."""
+"""The site that `make docs` builds: results from the committed records, first questions, search, no network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import results
 
 
 def assert_same_tables(made: Path, name: str) -> None:
-    """What was rendered equals, byte for byte, what is committed."""
+    """Check that rendered files equal the committed ones byte for byte."""
     committed = [path for path in (ROOT / "docs/results" / name).iterdir() if path.suffix in (".csv", ".md")]
     assert len(committed) == 2
     for path in committed:
@@ -44,7 +44,7 @@ def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
 
 
 def assert_links_lead_to_files(site: Path) -> None:
-    """So that the site can be opened without a server, where no folder stands for its index.html."""
+    """Check links without a server, which would map folders to their index.html."""
     for page in site.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text("utf-8")):
             outside = re.match(r"\w+:", link) or page.name == "404.html"
@@ -52,7 +52,7 @@ def assert_links_lead_to_files(site: Path) -> None:
 
 
 def assert_results_are_complete(site: Path) -> None:
-    """Every method with records is in its table, every experiment of the paper too; charts for desktop and phone."""
+    """Check that tables have all methods with records and all experiments, and that charts fit desktop and phone."""
     from onea.research.paper.experiments import experiments
 
     page = (site / "results.html").read_text("utf-8")
@@ -68,7 +68,7 @@ def assert_results_are_complete(site: Path) -> None:
 
 
 def assert_answers_the_first_questions(site: Path) -> None:
-    """On the home page, before its first heading; each answer goes on where it links to."""
+    """Check the text of the home page before its first heading, and its links."""
     first = (site / "index.html").read_text("utf-8").partition("<h2")[0]
     for anchor in ("what-accuracy-will-i-get", "does-it-reproduce-the-paper", "may-i-depend-on-it"):
         found = re.search(rf'<a id="{anchor}"></a><a href="([\w-]+\.html)#([\w-]+)"', first)
@@ -77,7 +77,7 @@ def assert_answers_the_first_questions(site: Path) -> None:
 
 
 def assert_a_phone_has_room_for_the_tables(site: Path) -> None:
-    """In cells, intervals may go below their value and long names may break at their dots."""
+    """Check that intervals in cells can wrap below their values, and long names can break at their dots."""
     cells = {name: _cells(site / f"{name}.html") for name in ("results", "glossary")}
     assert not [cell for cell in cells["results"] if re.search(r"\xa0\([^()]*\xa0to\xa0", cell)], "one cannot break"
     assert sum("<small>(" in cell for cell in cells["results"]) > 10
@@ -90,7 +90,7 @@ _TOO_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
 
 
 def same_fonts() -> str:
-    """A style sheet with Matplotlib's own fonts, which every machine has, about as wide as those of a phone."""
+    """A style sheet with Matplotlib's fonts, which every machine has, about as wide as those of a phone."""
     import matplotlib
 
     def face(family: str, file: str, weight: str, size: int) -> str:
@@ -105,8 +105,8 @@ def same_fonts() -> str:
     return "\n".join([*(face(*each) for each in faces), face("Code", "DejaVuSansMono.ttf", "normal", 100), used])
 
 
-def assert_no_table_goes_on_beyond_a_phone(site: Path) -> None:
-    """Where there is a browser to look with, and with the same fonts on every machine."""
+def assert_tables_fit_a_phone(site: Path) -> None:
+    """Check the widths of tables in a browser, if there is one, with the same fonts on every machine."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
     if chromium is None or importlib.util.find_spec("playwright") is None:
         return
@@ -139,7 +139,7 @@ SEARCHED = {
 
 
 def assert_search_finds_what_people_type(site: Path) -> None:
-    """From files as well, where the index is a script; charts, whose words are labels, stay out of it."""
+    """Check the search, also without a server, where the index is a script; labels in charts are not indexed."""
     text = (site / "search/search_index.js").read_text("utf-8")
     index = json.loads(text.partition("=")[2])
     told = re.sub(r"<[^>]*>", " ", " ".join(f"{page['title']} {page['text']}" for page in index["docs"])).lower()
@@ -201,7 +201,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path, onea: Callable[.
     assert_links_lead_to_files(site)
     assert_results_are_complete(site)
     assert_a_phone_has_room_for_the_tables(site)
-    assert_no_table_goes_on_beyond_a_phone(site)
+    assert_tables_fit_a_phone(site)
     assert_answers_the_first_questions(site)
     assert_search_finds_what_people_type(site)
     assert_options_are_those_of_the_terminal(site, onea)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README and quick start, followed word by word in an empty folder, with what a wheel installs."""
+"""The commands of README and quick start, run in order in an empty folder with the package installed from a wheel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a fresh environment with the wheel, which sees the other packages of this one."""
+    """The programs of a new environment with the wheel, which also has the packages of this environment."""
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     paths = sysconfig.get_paths(vars={"base": str(place), "platbase": str(place)})
@@ -61,7 +61,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def test_the_wheel_holds_every_file_of_the_package(wheel):
+def test_the_wheel_contains_every_file_of_the_package(wheel):
     package = ROOT / "src/onea"
     ours = {
         str(file.relative_to(package.parent))
@@ -72,7 +72,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert ours <= {*zipfile.ZipFile(wheel).namelist()}
 
 
-def test_the_installed_command_says_what_it_can_do(programs, tmp_path):
+def test_the_installed_command_prints_its_help(programs, tmp_path):
     done = subprocess.run([programs / "onea", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "Models" in done.stdout
 
@@ -82,7 +82,7 @@ def test_the_installed_command_says_what_it_can_do(programs, tmp_path):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """An empty folder but for the photos that the pages speak of."""
+    """A folder with nothing but the photos that the pages mention."""
     write_tiny_images(tmp_path / "images", classes=5, train=6, test=3)
     for old, new in zip(range(5), ("Banana", "Kiwi", "Lemon", "Mango", "Papaya"), strict=True):
         day = "tuesday" if new == "Papaya" else "monday"
@@ -97,7 +97,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def followed(page: str) -> list[Block]:
-    """The blocks that a reader with photos follows: of README those before research, of the quick start all."""
+    """The blocks for a reader with photos: those of README before research, and all of the quick start."""
     found = blocks(ROOT / page)
     text = (ROOT / page).read_text("utf-8")
     end = text[: text.index("\n## Research")].count("\n") if "\n## Research" in text else len(text)
@@ -105,7 +105,7 @@ def followed(page: str) -> list[Block]:
 
 
 def served(words: list[str], place: Path, environment: dict[str, str]) -> None:
-    """The service starts, says where it is, and stops when it is asked to."""
+    """Check that the service starts, prints its address, and stops on request."""
     found = shutil.which(words[0], path=environment["PATH"])
     assert found
     with subprocess.Popen(
@@ -120,7 +120,7 @@ def served(words: list[str], place: Path, environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/index.md", marks=pytest.mark.slow)])
-def test_a_reader_stumbles_over_nothing(page: str, programs: Path, place: Path) -> None:
+def test_every_command_of_a_page_succeeds_in_order(page: str, programs: Path, place: Path) -> None:
     for name in ("fastapi", "onnxruntime"):
         pytest.importorskip(name)
     unset = {"PYTHONPATH", "VIRTUAL_ENV"}

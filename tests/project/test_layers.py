@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floors of the house, as pyproject.toml names them: who may know whom."""
+"""The layers of the package in pyproject.toml: which package may import which."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sources(tmp_path) -> Path:
     return tmp_path
 
 
-def test_every_floor_knows_only_those_below_it(sources):
+def test_every_layer_imports_only_those_below_it(sources):
     done = lint(sources)
     assert done.returncode == 0, done.stdout
 
@@ -47,7 +47,7 @@ def test_every_floor_knows_only_those_below_it(sources):
         ("cli/model.py", "import onea.research.cli.run"),
     ],
 )
-def test_a_step_upwards_or_sideways_is_noticed(sources, low, line):
+def test_an_import_from_above_or_beside_is_detected(sources, low, line):
     file = sources / "onea" / low
     file.write_text(file.read_text("utf-8") + f"\n\ndef later():\n    {line}\n", "utf-8")
     done = lint(sources)
@@ -58,34 +58,34 @@ def test_a_step_upwards_or_sideways_is_noticed(sources, low, line):
 # the architecture page
 
 
-def floors(wing: int = 0) -> list[set[str]]:
-    """Of the whole package, or of research."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][wing]
-    return [{name.removeprefix("onea.") for name in floor.split(" | ")} for floor in contract["layers"]]
+def layers(index: int = 0) -> list[set[str]]:
+    """The layers of the whole package (0) or of research (1)."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][index]
+    return [{name.removeprefix("onea.") for name in layer.split(" | ")} for layer in contract["layers"]]
 
 
-def test_the_architecture_page_names_the_floors_in_their_order():
+def test_the_architecture_page_lists_the_layers_in_order():
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| (`.*?) \|", page.partition("## The layers")[2], re.M)
-    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == floors() + floors(1)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == layers() + layers(1)
 
 
 def drawing(name: str) -> ElementTree.Element:
     return ElementTree.parse(ROOT / "docs/pictures" / name).getroot()
 
 
-def test_the_map_has_every_package_on_its_floor():
-    """From top to bottom in the order of the contract; neighbours at one height."""
+def test_the_drawing_has_every_package_in_its_layer():
+    """From top to bottom in the order of the contract; packages of one layer at the same height."""
     groups = {group.get("data-package"): group for group in drawing("architecture-calls.svg").iter()}
     boxes = {name: group[0] for name, group in groups.items() if name}
     packages = {path.parent.name for path in (ROOT / "src/onea").glob("*/__init__.py")}
     assert packages <= set(boxes)
     height = {name: float(box.get("y", "")) for name, box in boxes.items()}
     drawn = [{name for name in height if height[name] == y} for y in sorted(set(height.values()))]
-    assert drawn == [floor & set(boxes) for floor in floors() if floor & set(boxes)]
+    assert drawn == [layer & set(boxes) for layer in layers() if layer & set(boxes)]
 
 
-def test_every_arrow_of_the_map_is_a_call():
+def test_every_arrow_of_the_drawing_is_an_import():
     graph = grimp.build_graph("onea", exclude_type_checking_imports=True, cache_dir=None)
     for module in graph.find_children("onea"):
         if graph.find_children(module):
@@ -98,7 +98,7 @@ def test_every_arrow_of_the_map_is_a_call():
 
 
 def test_no_modules_import_each_other():
-    """Neither directly nor through others, late imports included."""
+    """Neither directly nor indirectly, including imports in functions."""
     graph = grimp.build_graph("onea", exclude_type_checking_imports=True, cache_dir=None)
     imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(imported).prepare()

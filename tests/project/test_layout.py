@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the code says the truth about it: where a change goes, and what the benchmarks are."""
+"""CONTRIBUTING.md and the list of benchmarks agree with the files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src/onea"
 
 
 def changes() -> list[tuple[str, str]]:
-    """Each change of CONTRIBUTING's table, and what it says about files."""
+    """The changes in the table of CONTRIBUTING.md, each with the text about its files."""
     table = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("| change |")[2].partition("\n\n")[0]
     return re.findall(r"^\| ([^|`]+) \| (.+) \|$", table, re.M)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others deliver: every package of ours has a version that CI tests with, and images come from where they say."""
+"""The supply chain: pinned versions of dependencies, the base of the container image, licences, the size of a clone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAFE = {  # the first version without published holes that a photo or a request 
 
 
 def normal(requirement: str) -> str:
-    """The name of a package, as package indexes compare names."""
+    """The normalised name of a package."""
     name = re.match(r"[\w.-]+", requirement)
     assert name
     return re.sub(r"[-_.]+", "-", name[0]).lower()
@@ -58,7 +58,7 @@ def test_every_requirement_has_a_pinned_version(extra):
     assert not missing
 
 
-def test_the_lowest_versions_that_can_be_tried_are_those_that_are_allowed():
+def test_the_lowest_tested_versions_are_the_lowest_allowed_ones():
     lowest = pins("constraints-lowest.txt")
     allowed = {
         normal(each): each.partition(">=")[2]
@@ -70,7 +70,7 @@ def test_the_lowest_versions_that_can_be_tried_are_those_that_are_allowed():
 
 
 @pytest.mark.parametrize("package", SAFE)
-def test_no_version_with_a_published_hole_is_allowed(package):
+def test_no_version_with_a_published_vulnerability_is_allowed(package):
     version, reason = SAFE[package]
     extras = PROJECT["optional-dependencies"].values()
     asked = [each for group in (PROJECT["dependencies"], *extras) for each in group if normal(each) == package]
@@ -81,12 +81,12 @@ def test_no_version_with_a_published_hole_is_allowed(package):
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare; an empty one is lower than any."""
+    """A version as comparable numbers; an empty version is lower than all others."""
     return tuple(int(part) for part in version.split(".") if part)
 
 
-def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():
-    """Of two indexes that have a package, pip takes the higher version: anybody could offer one."""
+def test_the_image_can_be_built_on_a_digest_and_uses_one_package_index():
+    """With two indexes, pip installs the higher version of a package, which an attacker could publish."""
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     assert not [line for line in lines if re.search(r"extra.index|find.links", line, re.IGNORECASE)]
     assert "FROM ${BASE}" in lines
@@ -94,7 +94,7 @@ def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():
     assert any("RepoDigests" in line for line in lines), "how to get a newer digest is said"
 
 
-def test_every_file_says_its_licence():
+def test_every_file_names_its_licence():
     files = [file for folder in ("src", "tests", "tools", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
     missing = [
         file for file in files if file.stat().st_size and "SPDX-License-Identifier" not in file.read_text("utf-8")[:200]
@@ -103,7 +103,7 @@ def test_every_file_says_its_licence():
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="needs a clone")
-def test_a_clone_is_light():
+def test_a_clone_is_small():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     files = [ROOT / os.fsdecode(name) for name in listed.split(b"\0") if name]
     assert sum(file.stat().st_size for file in files if file.is_file()) < 45e6

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other systems than Linux, as far as a Linux machine can tell: what Windows and macOS lack is taken away.
+"""Windows and macOS, as far as Linux can simulate them: modules and functions that they lack are removed.
 
 Libraries are imported first, since they look after themselves. Then modules that only POSIX has cannot be imported any
 more, functions that Windows has not are deleted from ``os`` and ``signal``, and folders cannot be opened.
@@ -108,7 +108,7 @@ print("used")
 """
 
 
-def elsewhere(code: str, *arguments: str) -> str:
+def on_another_system(code: str, *arguments: str) -> str:
     names = json.dumps([MODULES, OS, NUM_SIGNALS, LIBRARIES, OPTIONAL])
     command = [sys.executable, "-c", ELSEWHERE + code, names, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -116,18 +116,18 @@ def elsewhere(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_every_module_can_be_imported_anywhere():
-    assert int(elsewhere(IMPORT_ALL)) == sum(
+def test_every_module_can_be_imported_on_every_system():
+    assert int(on_another_system(IMPORT_ALL)) == sum(
         path.name != "__init__.py" or path.parent.name != "onea" for path in SOURCES
     )
 
 
-def test_a_run_and_a_model_are_made_and_read_anywhere(tiny_images, tiny_vit, tmp_path):
-    assert elsewhere(USE, json.dumps([str(tiny_images), tiny_vit, str(tmp_path)])) == "used\n"
+def test_runs_and_models_are_written_and_read_on_every_system(tiny_images, tiny_vit, tmp_path):
+    assert on_another_system(USE, json.dumps([str(tiny_images), tiny_vit, str(tmp_path)])) == "used\n"
 
 
-def test_no_module_imports_a_posix_module_at_its_top():
-    """Also where a library has imported it before."""
+def test_no_module_imports_a_posix_module_at_the_top():
+    """Even if a library has imported it before."""
     for path in SOURCES:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -135,8 +135,8 @@ def test_no_module_imports_a_posix_module_at_its_top():
             assert not set(names) & set(MODULES.split()), path
 
 
-def test_text_is_read_and_written_alike_whatever_the_locale():
-    """Every text file names its encoding: Windows has another one by default."""
+def test_text_files_do_not_depend_on_the_locale():
+    """Every access to a text file names its encoding, because the default of Windows differs."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
@@ -144,7 +144,7 @@ def test_text_is_read_and_written_alike_whatever_the_locale():
                     assert "encoding" in {keyword.arg for keyword in given}, f"{path}:{node.lineno}"
 
 
-def test_a_folder_is_called_by_its_name_on_windows_too(monkeypatch):
+def test_a_folder_has_its_name_on_windows_too(monkeypatch):
     from onea.research.data import data_name
 
     monkeypatch.setattr("os.sep", "\\")
@@ -152,8 +152,8 @@ def test_a_folder_is_called_by_its_name_on_windows_too(monkeypatch):
     assert data_name("folder:C:/photos/hats") == "hats"
 
 
-def test_pipes_may_be_of_another_class(tiny_run, tmp_path, monkeypatch):
-    """On Windows they are."""
+def test_pipes_may_have_another_class(tiny_run, tmp_path, monkeypatch):
+    """As on Windows."""
     from onea.research.runs import executors
     from onea.research.runs.config import make_config
     from onea.research.runs.grid import RunJob

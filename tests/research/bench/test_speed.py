@@ -69,7 +69,7 @@ def test_learning_in_the_last_blocks_saves_most_of_a_training(tmp_path, name):
 
 
 def test_teaching_a_thousand_photos_costs_a_few_passes_of_each(tmp_path):
-    """By default, an adapter trained: at most four and a half, the classifier and its calibration included."""
+    """With the defaults and a trained adapter: at most 4.5, including the classifier and its calibration."""
     write_tiny_vit(tmp_path / "vit.safetensors", depth=12)
     generator, names = np.random.default_rng(1), [f"class{number:02d}" for number in range(20)]
     colours = generator.integers(0, 256, (20, 1, 8, 8, 3)) + generator.normal(0, 40, (20, 50, 8, 8, 3))
@@ -129,7 +129,7 @@ print(json.dumps([config.runtime(same_numerics=False).precision, speedups(config
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
 def test_faster_than_the_plain_loop(precision):
-    """In a process of its own, with all instructions that these tests leave unused (conftest.py)."""
+    """In a separate process with all CPU instructions, some of which conftest.py disables."""
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # the folder of support
     command = [sys.executable, "-c", MEASURE, json.dumps([FAST, 64, "cpu", 10, precision])]

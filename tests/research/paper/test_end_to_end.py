@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and figures of the paper, made by the command itself on a tiny random ViT and twenty classes."""
+"""Tables and figures of the paper, made by ``onea paper`` with a tiny random ViT and twenty classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def onea(*arguments: str, patch: pytest.MonkeyPatch) -> int:
         ("generation", [], 0),
     ],
 )
-def test_runs_renders_and_repeats_nothing(name, more, runs, inputs, tmp_path, monkeypatch):
+def test_an_experiment_is_run_rendered_and_not_repeated(name, more, runs, inputs, tmp_path, monkeypatch):
     command = ["paper", name, *inputs, *more, "--out", str(tmp_path)]
     assert onea(*command, patch=monkeypatch) == 0
     made = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}

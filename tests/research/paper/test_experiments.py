@@ -51,7 +51,7 @@ ALIASES = (
 
 
 def published(data: str) -> ImageCounts:
-    """Counts without any data: the paper's datasets by their names, else twenty classes."""
+    """Counts without loading data: published ones for the paper's datasets, twenty classes for others."""
     known = DATASETS.get(data_name(data), PaperData("", 20, 200, 40))
     classes = known.classes
     return ImageCounts((known.train // classes,) * classes, (known.test // classes,) * classes, False)
@@ -90,7 +90,7 @@ def records(made: ExperimentPlan) -> dict[str, Any]:
 # ---- definitions ----------------------------------------------------------------------------------------------------
 
 
-def test_every_experiment_has_its_names() -> None:
+def test_experiments_are_found_by_name_alias_and_label() -> None:
     assert list(experiments()) == list(COUNTS)
     assert [find_experiment(alias).name for alias in ALIASES.split()] == list(COUNTS)
     assert find_experiment("tab:AA").name == "table1"
@@ -101,7 +101,7 @@ def test_every_experiment_has_its_names() -> None:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_definition_makes_valid_runs(name: str) -> None:
+def test_every_experiment_has_valid_runs(name: str) -> None:
     experiment = find_experiment(name)
     for cell in experiment.cells:
         config = make_config(dict(cell.options))
@@ -191,7 +191,7 @@ def run_of(made: ExperimentPlan, method: str, data: str = "cifar100") -> RunConf
     return next(run for run in made.configs if run.method == method and data_name(run.data) == data)
 
 
-def test_scale_multiplies_images_and_epochs_and_nothing_else() -> None:
+def test_scale_changes_only_images_and_epochs() -> None:
     full, small = plan("main"), plan("main", scale=0.2)
     assert all(run.per_class is None and run.options == {} for run in full.configs)
     ours = run_of(small, "one-a")
@@ -374,7 +374,7 @@ def test_a_page_shows_every_finished_run_under_its_row_and_one_a_first() -> None
     assert {record["group"] for record in shown} == {"CIFAR100", "ImageNet-A"}
 
 
-def test_of_a_heat_map_the_best_and_the_worst_run_of_each_panel_are_shown_in_detail() -> None:
+def test_heat_maps_show_the_best_and_worst_run_of_each_panel_in_detail() -> None:
     made = plan("sensitivity")
     known = {run.key(): record(run, 0.5 + 0.01 * number) for number, run in enumerate(made.configs)}
     shown = [(one["group"], one["metrics"]["A_T"]) for one in detailed_records(made, known)]
@@ -464,7 +464,7 @@ def test_unknown_executor_is_an_error(tmp_path: Path) -> None:
     assert "choose local, ray" in str(failed.exception)
 
 
-def test_the_command_imports_nothing_heavy() -> None:
+def test_the_command_imports_no_heavy_libraries() -> None:
     code = (
         "import sys, onea.research.cli.paper; "
         "print([m for m in ('numpy', 'matplotlib', 'torch', 'yaml', 'rich.live') if m in sys.modules])"

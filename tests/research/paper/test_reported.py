@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reported number against the same numbers typed once more from the paper, column by column, not row by row."""
+"""Every reported number against a second transcription of the paper, by columns instead of rows."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_reported_numbers_equal_those_of_the_paper(name: str) -> None:
         assert [cell.std for cell in printed if cell.std is not None] == floats(deviations), table.columns[index]
 
 
-def test_all_tables_are_there_in_order() -> None:
+def test_all_tables_are_present_in_order() -> None:
     assert [table.label for table in reported_tables().values()] == LABELS
     assert list(reported_tables()) == [f"table{i}" for i in range(1, 11)]
     assert sum(len(t.rows) * len(t.columns) for t in reported_tables().values()) == 332

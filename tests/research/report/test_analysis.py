@@ -129,7 +129,7 @@ def test_pictures_of_a_merge_show_its_numbers(width: float) -> None:
         drawn.draw_without_rendering()
 
 
-def test_the_last_merge_is_shown_unless_another_is_asked_for() -> None:
+def test_the_last_merge_is_shown_by_default() -> None:
     made = analysed()
     assert analysed_merge(made)[0] == "task 3"
     assert analysed_merge(made, 1) == ("task 2", made["tasks"][1]["merge"]["analysis"])

@@ -78,7 +78,7 @@ def test_tick_labels_do_not_overlap(width: float, sizes: tuple[int, ...]) -> Non
     assert not any(left.overlaps(right) for left, right in pairwise(boxes))
 
 
-def test_a_dollar_in_a_name_is_no_formula() -> None:
+def test_a_dollar_sign_in_a_name_is_not_a_formula() -> None:
     names = ("$x_{$", "b")
     made = [record("$\\frac{$", sizes=(2, 3), names=names), record("b", sizes=(2, 3), names=names)]
     for figure in (accuracy_curves(made), accuracy_curves(made, 4.2), accuracy_matrix(made[0])):

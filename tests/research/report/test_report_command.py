@@ -40,7 +40,7 @@ def call(*arguments: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
-def test_data_in_a_folder_whose_name_is_not_utf8_is_told_by_escapes(tmp_path: Path) -> None:
+def test_names_of_data_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
     data = record()["data"] | {"name": "caf\udce9"}
     files = write_report([record(data=data)], tmp_path, "Report")
     assert {path.suffix for path in files} == {".html", ".md", ".tex", ".csv", ".png"}
@@ -77,7 +77,7 @@ def test_real_runs_become_files(tiny_run: Record, tmp_path: Path) -> None:
     assert (tmp_path / "out/curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_streams_get_their_own_table_and_curves(tmp_path: Path) -> None:
+def test_every_stream_has_a_table_and_curves(tmp_path: Path) -> None:
     records = [*two_methods(), record(sizes=(3, 2), names=()), record("third", sizes=(3, 2), names=())]
     written = write_report(records, tmp_path, "Two streams")
     assert [path.name for path in written[-2:]] == ["curves-1.png", "curves-2.png"]
@@ -116,7 +116,7 @@ def test_bands_are_a_deviation_to_each_side() -> None:
         assert (heights.min(), heights.max()) == pytest.approx((mean - half, mean + half))
 
 
-def test_one_seed_has_no_band_and_mean_sizes_stand_for_shuffled_ones() -> None:
+def test_one_seed_has_no_band_and_bars_are_mean_sizes() -> None:
     assert not banded_curves(settings(two_methods((1,)))[0]).axes[0].collections
     turned = record(seed=2, sizes=NINE[::-1], names=())
     made = record(seed=1, names=())
@@ -187,7 +187,7 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_setting_is_named_after_its_group_without_saying_the_data_twice() -> None:
+def test_the_name_of_a_setting_does_not_repeat_the_data_of_its_group() -> None:
     made = [record(sizes=(2, 3), names=()) | {"group": group} for group in ("", "Some-Data (T=2)", "SOMEDATA", "γ=0.1")]
     for one in made:
         one["data"] |= {"name": "some-data"}

@@ -38,7 +38,7 @@ def heights(axes) -> list[float]:
     return [bar.get_height() for bar in axes.patches if hasattr(bar, "get_height")]
 
 
-def test_a_name_that_the_font_lacks_is_no_warning(tmp_path: Path, recwarn) -> None:
+def test_characters_missing_in_the_font_cause_no_warning(tmp_path: Path, recwarn) -> None:
     figure = style.new_figure(2, 2)
     figure.text(0.5, 0.5, "三角")
     style.save(figure, tmp_path / "names.png")
@@ -157,7 +157,7 @@ def test_options(options: list[str], first: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--balanced", "--sizes", "1,2"], "give one of them"),
         (["--sizes", "1,2", "--classes", "4"], "add 1"),
@@ -165,10 +165,10 @@ def test_options(options: list[str], first: str) -> None:
         (["--order", "random"], "no order 'random'"),
     ],
 )
-def test_invalid_options_are_errors(options: list[str], says: str) -> None:
+def test_invalid_options_are_errors(options: list[str], message: str) -> None:
     result = command(*options)
     assert isinstance(result.exception, OneaError)
-    assert says in str(result.exception)
+    assert message in str(result.exception)
 
 
 def test_file_at_the_path_of_the_folder_is_an_error(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_panels_are_above_each_other_on_a_phone() -> None:
+def test_panels_are_stacked_on_a_phone() -> None:
     for draw, panels in ((generation_figure, 2), (comparison_figure, 4)):
         figure = draw(_stream(10), width=4.2)
         figure.draw_without_rendering()

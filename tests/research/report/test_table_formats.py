@@ -47,7 +47,7 @@ def test_gaps_and_unfinished_cells_are_never_marked() -> None:
     assert found == {("b", 0): "best", ("c", 0): "second"}, "a lone number has nothing to be better than"
 
 
-def test_markdown_says_what_is_missing_and_what_the_paper_reports() -> None:
+def test_markdown_marks_gaps_and_shows_the_papers_numbers() -> None:
     values = {
         ("a|b", 0): Value(99.0, 1.0, 2, 5, "88.23 ± 0.48"),
         ("a|b", 1): Value(wanted=5),
