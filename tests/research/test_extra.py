@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of research are there without the extra, and name what to install."""
+"""Without the extra ``research``, its commands exist and their errors name the command to install it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"),
+    ("missing", "arguments"),
     [
         ("yaml", ["run", "one-a", "--config", "run.yaml"]),
         ("accelerate", ["run", "one-a", "--track", "tensorboard"]),
     ],
 )
-def test_missing_library_error_names_the_extra(missing, words, tmp_path):
+def test_missing_library_error_names_the_extra(missing, arguments, tmp_path):
     (tmp_path / "run.yaml").write_text("tasks: 2\n")
     code = f"import sys; sys.modules['{missing}'] = None; from onea.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert f"This needs {missing}, which is not installed" in done.stderr
-    assert "accelerate" in done.stderr.partition("pip install")[2]
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert result.returncode == 2
+    assert f"This needs {missing}, which is not installed" in result.stderr
+    assert "accelerate" in result.stderr.partition("pip install")[2]
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: published orders to the number, properties that hold for any request, and sentences for impossible ones."""
+"""Streams: published orders, properties of any stream, and error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onea.research.streams import (
     step_sizes,
 )
 
-HUNDRED = (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
+SIZES_OF_100 = (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
 
 gammas = st.floats(1e-6, 1.0)
 seeds = st.integers(0, 2**32 - 1)
@@ -41,13 +41,13 @@ def counts(draw: st.DrawFn) -> tuple[int, int]:
 
 
 def test_published_sizes_of_100_classes_in_10_tasks() -> None:
-    assert step_sizes(100, 10, 0.01) == HUNDRED
-    assert order_sizes(HUNDRED, "shuffled", 1) == (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
+    assert step_sizes(100, 10, 0.01) == SIZES_OF_100
+    assert order_sizes(SIZES_OF_100, "shuffled", 1) == (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
 
 
 def test_published_sizes_of_200_classes_in_20_tasks() -> None:
-    made = make_stream(classes=200, tasks=20, seed=1)
-    assert " ".join(map(str, made.sizes)) == "20 2 10 4 25 2 16 2 8 32 3 40 1 1 5 2 7 3 4 13"
+    stream = make_stream(classes=200, tasks=20, seed=1)
+    assert " ".join(map(str, stream.sizes)) == "20 2 10 4 25 2 16 2 8 32 3 40 1 1 5 2 7 3 4 13"
 
 
 def test_published_sizes_of_200_classes_in_40_tasks() -> None:
@@ -62,7 +62,7 @@ def test_published_sizes_of_200_classes_in_40_tasks() -> None:
 def test_the_correction_after_rounding_preserves_the_order_in_the_papers_settings(
     classes: int, tasks: int, gamma: float
 ) -> None:
-    """So the final sort, there for near-balanced requests, changes no published stream."""
+    """The final sort, needed for almost balanced streams, changes no published stream."""
     ratio = [gamma ** (k / (tasks - 1)) for k in range(tasks)]
     sizes = [1 + int(np.round(r / sum(ratio) * (classes - tasks))) for r in ratio]
     residual = classes - sum(sizes)
@@ -80,8 +80,8 @@ def test_class_order_is_legacy_numpy() -> None:
 
 
 @given(counts(), gammas)
-def test_step_sizes_descend_and_add_up(request_: tuple[int, int], gamma: float) -> None:
-    classes, tasks = request_
+def test_step_sizes_descend_and_add_up(counts_: tuple[int, int], gamma: float) -> None:
+    classes, tasks = counts_
     sizes = step_sizes(classes, tasks, gamma)
     assert len(sizes) == tasks
     assert sum(sizes) == classes
@@ -96,8 +96,8 @@ def test_step_sizes_of_one_task_and_of_as_many_tasks_as_classes(classes: int, ga
 
 
 @given(counts())
-def test_balanced_sizes_differ_by_at_most_one(request_: tuple[int, int]) -> None:
-    classes, tasks = request_
+def test_balanced_sizes_differ_by_at_most_one(counts_: tuple[int, int]) -> None:
+    classes, tasks = counts_
     sizes = balanced_sizes(classes, tasks)
     assert sum(sizes) == classes
     assert list(sizes) == sorted(sizes, reverse=True)
@@ -124,24 +124,24 @@ def test_long_tail_counts_decrease_from_n_max_to_at_least_two(n_max: int, classe
 
 
 @given(counts(), gammas, seeds, st.sampled_from([None, 0.1, 1.0]), st.sampled_from(["shuffled", "descending", None]))
-def test_streams_convert_to_json(request_: tuple[int, int], gamma: float, seed: int, mu: float | None, order) -> None:
-    classes, tasks = request_
-    made = make_stream(classes=classes, tasks=tasks, gamma=gamma, seed=seed, order=order, long_tail=mu, n_max=100)
-    fields = {name: values and tuple(values) for name, values in json.loads(json.dumps(made.to_json())).items()}
-    assert Stream(**(fields | {"names": ()})) == made
-    assert sorted(made.class_order) == list(range(classes))
+def test_streams_convert_to_json(counts_: tuple[int, int], gamma: float, seed: int, mu: float | None, order) -> None:
+    classes, tasks = counts_
+    stream = make_stream(classes=classes, tasks=tasks, gamma=gamma, seed=seed, order=order, long_tail=mu, n_max=100)
+    fields = {name: values and tuple(values) for name, values in json.loads(json.dumps(stream.to_json())).items()}
+    assert Stream(**(fields | {"names": ()})) == stream
+    assert sorted(stream.class_order) == list(range(classes))
 
 
 @given(counts(), seeds)
-def test_tasks_partition_the_positions(request_: tuple[int, int], seed: int) -> None:
-    classes, tasks = request_
-    made = make_stream(classes=classes, tasks=tasks, seed=seed)
-    assert made.offsets[0] == 0
-    assert made.offsets[-1] == made.classes == classes
-    assert len(made.offsets) == made.tasks + 1 == tasks + 1
+def test_tasks_partition_the_positions(counts_: tuple[int, int], seed: int) -> None:
+    classes, tasks = counts_
+    stream = make_stream(classes=classes, tasks=tasks, seed=seed)
+    assert stream.offsets[0] == 0
+    assert stream.offsets[-1] == stream.classes == classes
+    assert len(stream.offsets) == stream.tasks + 1 == tasks + 1
     for task in range(tasks):
-        assert made.range_of(task) == range(made.offsets[task], made.offsets[task + 1])
-    assert [p for task in range(tasks) for p in made.range_of(task)] == list(range(classes))
+        assert stream.range_of(task) == range(stream.offsets[task], stream.offsets[task + 1])
+    assert [p for task in range(tasks) for p in stream.range_of(task)] == list(range(classes))
 
 
 # ---- kinds --------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_tasks_partition_the_positions(request_: tuple[int, int], seed: int) -> 
 
 def test_default_orders() -> None:
     assert make_stream(classes=100, tasks=10).sizes == (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)
-    assert make_stream(classes=100, tasks=10, order="given").sizes == HUNDRED
+    assert make_stream(classes=100, tasks=10, order="given").sizes == SIZES_OF_100
     assert make_stream(classes=10, tasks=3, kind="balanced").sizes == (4, 3, 3)
     assert make_stream(classes=6, kind="sizes", sizes=(1, 3, 2)).sizes == (1, 3, 2)
     assert make_stream(classes=6, kind="sizes", sizes=(1, 3, 2), order="descending").sizes == (3, 2, 1)
@@ -157,25 +157,25 @@ def test_default_orders() -> None:
 
 def test_the_class_order_is_the_same_for_every_kind() -> None:
     kinds = [make_stream(classes=100, tasks=10, kind=kind, seed=5) for kind in ("step", "balanced")]
-    assert {made.class_order for made in kinds} == {class_order(100, 5)}
+    assert {stream.class_order for stream in kinds} == {class_order(100, 5)}
 
 
 GROUPS = (Group("greek", (0, 1, 2)), Group("runes", (3,)), Group("latin", (7, 4, 6, 5)))
 
 
 def test_natural_groups_are_the_tasks() -> None:
-    made = make_stream(classes=8, kind="natural", groups=GROUPS, seed=2)
-    assert made.names == ("greek", "runes", "latin")
-    assert made.sizes == (3, 1, 4)
-    seeded = class_order(8, 2)
+    stream = make_stream(classes=8, kind="natural", groups=GROUPS, seed=2)
+    assert stream.names == ("greek", "runes", "latin")
+    assert stream.sizes == (3, 1, 4)
+    expected_order = class_order(8, 2)
     for task, group in enumerate(GROUPS):
-        ids = [made.class_order[p] for p in made.range_of(task)]
-        assert ids == [c for c in seeded if c in group.classes]
+        ids = [stream.class_order[p] for p in stream.range_of(task)]
+        assert ids == [c for c in expected_order if c in group.classes]
 
 
 def test_natural_groups_are_reordered_as_a_whole() -> None:
-    made = make_stream(classes=8, kind="natural", groups=GROUPS, order="descending")
-    assert made.names == ("latin", "greek", "runes")
+    stream = make_stream(classes=8, kind="natural", groups=GROUPS, order="descending")
+    assert stream.names == ("latin", "greek", "runes")
     shuffled = make_stream(classes=8, kind="natural", groups=GROUPS, order="shuffled", seed=1)
     assert shuffled.sizes == order_sizes((3, 1, 4), "shuffled", 1)
     of = {g.name: set(g.classes) for g in GROUPS}
@@ -184,8 +184,8 @@ def test_natural_groups_are_reordered_as_a_whole() -> None:
 
 
 def test_long_tail_of_a_stream() -> None:
-    made = make_stream(classes=5, tasks=2, long_tail=0.1, n_max=500)
-    assert made.samples == (500, 281, 158, 89, 50)
+    stream = make_stream(classes=5, tasks=2, long_tail=0.1, n_max=500)
+    assert stream.samples == (500, 281, 158, 89, 50)
     assert make_stream(classes=5, tasks=2, n_max=500).samples is None
     assert long_tail_counts(500, 1) == (500,)
 
@@ -195,11 +195,11 @@ def test_sizes_are_parsed_from_text() -> None:
     assert parse_sizes("5") == (5,)
 
 
-# ---- sentences ----------------------------------------------------------------------------------------------------
+# ---- error messages ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: step_sizes(5, 6, 0.1), "5 classes cannot fill 6 tasks"),
         (lambda: balanced_sizes(5, 6), "5 classes cannot fill 6 tasks"),
@@ -237,14 +237,14 @@ def test_sizes_are_parsed_from_text() -> None:
         (lambda: Stream((0, 1), (2,), (), (5, 0)), "0 images"),
     ],
 )
-def test_error_messages(call, says: str) -> None:
-    with pytest.raises(OneaError, match=says) as caught:
+def test_error_messages(call, message: str) -> None:
+    with pytest.raises(OneaError, match=message) as caught:
         call()
-    assert re.fullmatch(r"[^\n]+; [^\n]+[.?]", str(caught.value)), "why; the fix"
+    assert re.fullmatch(r"[^\n]+; [^\n]+[.?]", str(caught.value)), "reason; remedy"
 
 
 def test_a_task_outside_the_stream_is_refused() -> None:
-    made = Stream((0, 1), (2,))
+    stream = Stream((0, 1), (2,))
     for task in (-1, 1):
         with pytest.raises(IndexError, match="outside"):
-            made.range_of(task)
+            stream.range_of(task)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CIFAR-100 is a pickle, and no code in it is run."""
+"""CIFAR-100 consists of pickles, and no code in them is run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RANDOM = np.random.default_rng(0)
 TRAIN, TEST = (RANDOM.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8) for count in (4, 2))
 
 
-class Python2(pickle._Pickler):  # type: ignore[name-defined, misc]
-    """Writes text and bytes as the Python did that CIFAR-100 comes from."""
+class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined, misc]
+    """Writes text and bytes like the Python 2 that wrote CIFAR-100."""
 
     dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
@@ -42,7 +42,7 @@ class Python2(pickle._Pickler):  # type: ignore[name-defined, misc]
 
 def pickled(value: Any) -> bytes:
     file = BytesIO()
-    Python2(file, protocol=2).dump(value)
+    Python2Pickler(file, protocol=2).dump(value)
     return file.getvalue()
 
 
@@ -51,7 +51,7 @@ def images(pixels: np.ndarray) -> dict[str, Any]:
     return {"filenames": ["a.png"] * len(pixels), "fine_labels": labels, "data": pixels.reshape(len(pixels), -1)}
 
 
-def make(folder: Path) -> None:
+def write_cifar(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, value in (("meta", {"fine_label_names": CLASSES}), ("train", images(TRAIN)), ("test", images(TEST))):
         (folder / name).write_bytes(pickled(value))
@@ -59,12 +59,12 @@ def make(folder: Path) -> None:
 
 @pytest.fixture
 def any_md5(monkeypatch):
-    """Files of any content count as published."""
+    """Accept files with any MD5."""
     monkeypatch.setattr(cifar, "_md5_by_file", lambda: dict.fromkeys(("meta", "train", "test")))
 
 
 def test_published_files_are_read(tmp_path, any_md5):
-    make(tmp_path / "cifar-100-python")
+    write_cifar(tmp_path / "cifar-100-python")
     dataset = load_dataset("cifar100", root=tmp_path)
     assert dataset.classes == ("apple", "bear")
     np.testing.assert_array_equal(dataset.train.pixels, TRAIN)
@@ -90,17 +90,17 @@ class Evil:
         return self.asked
 
 
-def hostile() -> dict[str, bytes]:
-    """Pickles that run something, or are not what they should be."""
-    mark = "touched"
+def malicious_pickles() -> dict[str, bytes]:
+    """Pickles that run code or have an unexpected content, by description."""
+    marker = "touched"
     array = {"fine_labels": [0], "data": np.zeros((1, 3072), np.uint8)}
     return {
-        "a command": pickled(Evil(os.system, f"touch {mark}")),
-        "inside": pickled(array | {"coarse_labels": Evil(os.mkdir, mark)}),
-        "eval": pickled(Evil(eval, f"open({mark!r}, 'w')")),
-        "getattr": pickled(Evil(getattr, mark, "upper")),
-        "numpy's own loader": pickled(Evil(np.load, mark, None, True)),
-        "objects": pickled(array | {"data": np.array([Evil(os.mkdir, mark)], dtype=object)}),
+        "a command": pickled(Evil(os.system, f"touch {marker}")),
+        "inside": pickled(array | {"coarse_labels": Evil(os.mkdir, marker)}),
+        "eval": pickled(Evil(eval, f"open({marker!r}, 'w')")),
+        "getattr": pickled(Evil(getattr, marker, "upper")),
+        "numpy's own loader": pickled(Evil(np.load, marker, None, True)),
+        "objects": pickled(array | {"data": np.array([Evil(os.mkdir, marker)], dtype=object)}),
         "numbers": pickled(array | {"data": np.zeros((1, 3072), np.float32)}),
         "a state": b"\x80\x02cnumpy\nndarray\n)R}(X\x01\x00\x00\x00aK\x01ub.",
         "another shape": pickled(array | {"data": np.zeros((1, 3071), np.uint8)}),
@@ -114,11 +114,11 @@ def hostile() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", hostile())
+@pytest.mark.parametrize("name", malicious_pickles())
 def test_a_malicious_pickle_is_refused_without_running_code(name, tmp_path, monkeypatch, any_md5):
     monkeypatch.chdir(tmp_path)
-    make(Path("cifar-100-python"))
-    Path("cifar-100-python/train").write_bytes(hostile()[name])
+    write_cifar(Path("cifar-100-python"))
+    Path("cifar-100-python/train").write_bytes(malicious_pickles()[name])
     with pytest.raises(
         OneaError, match=r"^cifar-100-python.train is not a file of CIFAR-100 \(.*\); delete it"
     ) as caught:
@@ -128,8 +128,8 @@ def test_a_malicious_pickle_is_refused_without_running_code(name, tmp_path, monk
 
 
 def test_files_with_another_md5_are_not_opened(tmp_path, monkeypatch):
-    """They count as missing, and what is fetched instead is compared, too."""
-    make(tmp_path / "cifar-100-python")
+    """They count as missing, and the MD5 of a downloaded archive is compared as well."""
+    write_cifar(tmp_path / "cifar-100-python")
     with tarfile.open(tmp_path / "cifar-100-python.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "cifar-100-python", "cifar-100-python")
     monkeypatch.setattr(cifar, "_read", lambda path: 1 / 0)

@@ -46,14 +46,14 @@ def make_split(folder: Path, sizes: list[tuple[int, int]], suffix: str = "png") 
     return Split(labels=np.arange(len(files), dtype=np.int64) % 2, files=tuple(files))
 
 
-def content(cache: Path) -> list[str]:
+def suffixes(cache: Path) -> list[str]:
     return sorted(path.suffix for path in cache.iterdir()) if cache.exists() else []
 
 
 def error_of(split: Split, cache: Path, on_bad: OnBad = "fail", names: list[str] | None = None) -> str:
     with pytest.raises(OneaError) as caught:
         pack(split, 8, cache=cache, on_bad=on_bad, class_names=names)
-    assert content(cache) == []
+    assert suffixes(cache) == []
     return str(caught.value)
 
 
@@ -131,11 +131,11 @@ def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: py
 def test_a_shape_is_not_cached_while_a_file_is_unreadable(tmp_path: Path) -> None:
     split, cache = make_split(tmp_path / "d", [(9, 9), (9, 9), (50, 50)]), tmp_path / "c"
     assert split.files is not None
-    content = split.files[2].read_bytes()
+    suffixes = split.files[2].read_bytes()
     break_file(split, 2)
     assert stored_shape([split], 20, cache) == (9, 9)
     assert not list(cache.glob("shape-*"))
-    split.files[2].write_bytes(content)
+    split.files[2].write_bytes(suffixes)
     assert stored_shape([split], 20, cache) == (20, 20)
 
 
@@ -166,7 +166,7 @@ def test_unreadable_files_do_not_affect_the_shape(tmp_path: Path) -> None:
 def test_a_second_call_maps_the_cached_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     first = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
-    assert content(tmp_path / "c") == [".bin", ".json"]
+    assert suffixes(tmp_path / "c") == [".bin", ".json"]
     monkeypatch.setattr(pack_module, "read_image", None)
     second = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert np.array_equal(first.pixels, second.pixels)
@@ -194,7 +194,7 @@ def test_an_edit_that_keeps_size_and_time_is_decoded_again(tmp_path: Path) -> No
     after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert not np.array_equal(pixels[1], after.pixels[1])
     assert before.sha256 != after.sha256
-    assert content(tmp_path / "c") == [".bin", ".json"], "the outdated array is deleted"
+    assert suffixes(tmp_path / "c") == [".bin", ".json"], "the outdated array is deleted"
     assert np.array_equal(pixels, before.pixels), "a mapped array stays valid"
 
 
@@ -202,7 +202,7 @@ def test_arrays_of_other_files_are_not_deleted(tmp_path: Path) -> None:
     for name in ("a", "b"):
         pack(make_split(tmp_path / name, [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="fail")
     pack(make_split(tmp_path / "a", [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="skip")
-    assert content(tmp_path / "c") == [".bin"] * 3 + [".json"] * 3
+    assert suffixes(tmp_path / "c") == [".bin"] * 3 + [".json"] * 3
 
 
 def test_the_index_holds_the_digest_of_the_pixels(tmp_path: Path) -> None:
@@ -219,11 +219,11 @@ def test_the_index_holds_the_digest_of_the_pixels(tmp_path: Path) -> None:
 def test_hash_of_files_depends_on_their_order(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(9, 9)] * 50)
     assert split.files is not None
-    whole = sha256_of_files(split.files)
-    assert whole == sha256_of_files(split.files)
-    assert whole != sha256_of_files(split.files[::-1])
+    intact = sha256_of_files(split.files)
+    assert intact == sha256_of_files(split.files)
+    assert intact != sha256_of_files(split.files[::-1])
     split.files[3].unlink()
-    assert whole != sha256_of_files(split.files)
+    assert intact != sha256_of_files(split.files)
 
 
 def damage_pixels(cache: Path) -> None:
@@ -231,20 +231,20 @@ def damage_pixels(cache: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def lose_pixels(cache: Path) -> None:
+def delete_pixels(cache: Path) -> None:
     next(cache.glob("*.bin")).unlink()
 
 
-def lose_index(cache: Path) -> None:
+def delete_index(cache: Path) -> None:
     next(cache.glob("*.json")).unlink()
 
 
-def cut_index(cache: Path) -> None:
+def truncate_index(cache: Path) -> None:
     (file,) = cache.glob("*.json")
     file.write_text(file.read_text()[:-5])
 
 
-def confuse_index(cache: Path, **changes: object) -> None:
+def change_index(cache: Path, **changes: object) -> None:
     (file,) = cache.glob("*.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
@@ -253,15 +253,15 @@ def confuse_index(cache: Path, **changes: object) -> None:
     "damage",
     [
         damage_pixels,
-        lose_pixels,
-        lose_index,
-        cut_index,
-        lambda cache: confuse_index(cache, rows=[0, 0, 1]),
-        lambda cache: confuse_index(cache, rows=[0, 1, 3]),
-        lambda cache: confuse_index(cache, rows=[[0], [1], [2]]),
-        lambda cache: confuse_index(cache, rows="many"),
-        lambda cache: confuse_index(cache, shape=[3, 3, 9, 9]),
-        lambda cache: confuse_index(cache, skipped=["one"]),
+        delete_pixels,
+        delete_index,
+        truncate_index,
+        lambda cache: change_index(cache, rows=[0, 0, 1]),
+        lambda cache: change_index(cache, rows=[0, 1, 3]),
+        lambda cache: change_index(cache, rows=[[0], [1], [2]]),
+        lambda cache: change_index(cache, rows="many"),
+        lambda cache: change_index(cache, shape=[3, 3, 9, 9]),
+        lambda cache: change_index(cache, skipped=["one"]),
         lambda cache: (
             file := next(cache.glob("*.json")),
             file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "sha256"})),
@@ -277,13 +277,13 @@ def test_a_damaged_cache_is_rebuilt(tmp_path: Path, damage: object) -> None:
     after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert np.array_equal(before, after.pixels)
     assert after.rows.tolist() == [0, 1, 2]
-    assert content(tmp_path / "c") == [".bin", ".json"]
+    assert suffixes(tmp_path / "c") == [".bin", ".json"]
 
 
-def flip(file: Path, place: int = 100) -> None:
+def flip(file: Path, position: int = 100) -> None:
     """Change one bit."""
     data = bytearray(file.read_bytes())
-    data[place] ^= 1
+    data[position] ^= 1
     file.write_bytes(data)
 
 
@@ -294,10 +294,10 @@ def test_a_changed_pixel_is_detected_and_an_unchanged_array_is_not_read(
     before = np.array(pack(split, 8, cache=cache, on_bad="fail").pixels)
     (file,) = cache.glob("*.bin")
     flip(file)
-    assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before), "it is made again"
-    whole = file.read_bytes()
+    assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before), "it is rebuilt"
+    intact = file.read_bytes()
     file.unlink()
-    file.write_bytes(whole)  # as a copy is: the same pixels, read once
+    file.write_bytes(intact)  # like a copy: the same pixels, which are read once
     with monkeypatch.context() as patch:
         patch.setattr(pack_module, "read_image", lambda *_, **__: pytest.fail("decodes"))
         pack(split, 8, cache=cache, on_bad="fail")
@@ -316,7 +316,7 @@ def test_a_changed_shape_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_renamed_array_is_not_used(tmp_path: Path) -> None:
-    """Its checksums are right, but they are of other images."""
+    """Its checksums are correct, but it contains other images."""
     caches = [tmp_path / "mine", tmp_path / "theirs"]
     mine, theirs = make_split(tmp_path / "d", [(9, 9)] * 3), make_split(tmp_path / "e", [(9, 9)] * 3)
     noise(9, 9, 77).save(theirs.files[0])  # type: ignore[index]
@@ -341,26 +341,26 @@ def test_partial_files_after_a_kill_are_deleted(tmp_path: Path) -> None:
         (cache / name).touch()
     (cache / "packed-other.bin.tmp").touch()
     pack(split, 8, cache=cache, on_bad="fail")
-    assert content(cache) == [".bin", ".json", ".tmp"]
+    assert suffixes(cache) == [".bin", ".json", ".tmp"]
 
 
 def test_images_are_packed_by_only_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second waits for the first, and then finds them packed."""
+    """The second process waits for the first and then maps its array."""
     split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
-    began, go_on, write = threading.Event(), threading.Event(), pack_module._write
+    started, may_continue, write = threading.Event(), threading.Event(), pack_module._write
 
-    def slow(*rest: object) -> object:
-        began.set()
-        assert go_on.wait(60)
-        return write(*rest)  # type: ignore[arg-type]
+    def slow(*arguments: object) -> object:
+        started.set()
+        assert may_continue.wait(60)
+        return write(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pack_module, "_write", slow)
-    with ThreadPoolExecutor(2) as both:
-        first = both.submit(pack, split, 8, cache=cache, on_bad="fail")
-        assert began.wait(60)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(pack, split, 8, cache=cache, on_bad="fail")
+        assert started.wait(60)
         monkeypatch.setattr(pack_module, "_write", lambda *_: pytest.fail("packs"))
-        second = both.submit(pack, split, 8, cache=cache, on_bad="fail")
-        go_on.set()
+        second = pool.submit(pack, split, 8, cache=cache, on_bad="fail")
+        may_continue.set()
         assert np.array_equal(first.result(60).pixels, second.result(60).pixels)
 
 
@@ -394,12 +394,12 @@ def test_missing_files_are_unreadable(tmp_path: Path) -> None:
 
 def test_unreadable_files_can_be_skipped(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 6)
-    whole = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
+    intact = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
     break_file(split, 1, 4)
     for _ in range(2):  # decoded, then from the cache
         packed = pack(split, 8, cache=tmp_path / "c", on_bad="skip")
         assert packed.rows.tolist() == [0, 2, 3, 5]
-        assert np.array_equal(packed.pixels, whole[[0, 2, 3, 5]])
+        assert np.array_equal(packed.pixels, intact[[0, 2, 3, 5]])
         assert packed.skipped == tuple(
             f"{tmp_path / 'd' / name}: it is not an image in a supported format" for name in ("1.png", "4.png")
         )
@@ -442,7 +442,7 @@ def test_an_interrupted_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(pack_module, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(split, 8, cache=tmp_path / "c", on_bad="fail")
-    assert content(tmp_path / "c") == []
+    assert suffixes(tmp_path / "c") == []
 
 
 def test_missing_disk_space_is_reported_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +466,7 @@ def test_error_message_if_the_disk_fills_up(
 
     if step == "_decode_into":
         monkeypatch.setattr(pack_module, step, full)
-    else:  # the pixels find their place, the index does not
+    else:  # there is space for the pixels, but not for the index
         monkeypatch.setattr(os, "fsync", full)
     assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
 
@@ -477,9 +477,9 @@ def test_error_message_for_a_full_device(tmp_path: Path, monkeypatch: pytest.Mon
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     decode_into = pack_module._decode_into
 
-    def into_full(_: object, *rest: object) -> object:
+    def into_full(_: object, *arguments: object) -> object:
         with Path("/dev/full").open("wb") as stream:
-            return decode_into(stream, *rest)  # type: ignore[arg-type]
+            return decode_into(stream, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pack_module, "_decode_into", into_full)
     assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way to name a dataset, every layout, and the sentence for every mistake."""
+"""Names of datasets, layouts and error messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names(split: Split, root: Path) -> list[str]:
     return [file.relative_to(root).as_posix() for file in split.files]
 
 
-def refusal(spec: str, root: Path | None = None) -> str:
+def error_of(spec: str, root: Path | None = None) -> str:
     with pytest.raises(OneaError) as caught:
         load_dataset(spec, root=root)
     message = str(caught.value)
@@ -50,7 +50,7 @@ def refusal(spec: str, root: Path | None = None) -> str:
     return message
 
 
-def every_image(dataset: Dataset, root: Path) -> list[str]:
+def all_names(dataset: Dataset, root: Path) -> list[str]:
     return sorted(names(dataset.train, root) + names(dataset.test, root))
 
 
@@ -58,20 +58,20 @@ def every_image(dataset: Dataset, root: Path) -> list[str]:
 
 
 def test_unknown_names_get_the_closest_name() -> None:
-    assert refusal("cifar10") == "Unknown dataset 'cifar10'; did you mean 'cifar100'?"
-    assert refusal("zzz").startswith("Unknown dataset 'zzz'; known: cifar100, cub200, folder, glyphs")
+    assert error_of("cifar10") == "Unknown dataset 'cifar10'; did you mean 'cifar100'?"
+    assert error_of("zzz").startswith("Unknown dataset 'zzz'; known: cifar100, cub200, folder, glyphs")
 
 
 def test_hint_for_a_path_without_prefix(tmp_path: Path) -> None:
     (tmp_path / "train.txt").touch()
-    assert refusal(str(tmp_path)).endswith(f"did you mean 'folder:{tmp_path}'?")
-    assert refusal(str(tmp_path / "train.txt")).endswith(f"did you mean 'list:{tmp_path / 'train.txt'}'?")
+    assert error_of(str(tmp_path)).endswith(f"did you mean 'folder:{tmp_path}'?")
+    assert error_of(str(tmp_path / "train.txt")).endswith(f"did you mean 'list:{tmp_path / 'train.txt'}'?")
 
 
 def test_only_some_datasets_take_a_path() -> None:
-    assert refusal("folder:") == "Dataset 'folder:' needs a path: write folder:PATH."
-    assert refusal("list") == "Dataset 'list' needs a path: write list:TRAIN.txt[,TEST.txt]."
-    assert refusal("cub200:/data") == (
+    assert error_of("folder:") == "Dataset 'folder:' needs a path: write folder:PATH."
+    assert error_of("list") == "Dataset 'list' needs a path: write list:TRAIN.txt[,TEST.txt]."
+    assert error_of("cub200:/data") == (
         "Dataset 'cub200' takes no path: write cub200, and set ONEA_DATA to the folder that contains it."
     )
 
@@ -95,17 +95,17 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_root() == Path("data")
     monkeypatch.setenv("ONEA_DATA", str(tmp_path))
     assert default_root() == tmp_path
-    assert f"is not in {tmp_path}" in refusal("imagenet-r")
-    assert f"is not in {tmp_path / 'else'}" in refusal("imagenet-r", tmp_path / "else")
+    assert f"is not in {tmp_path}" in error_of("imagenet-r")
+    assert f"is not in {tmp_path / 'else'}" in error_of("imagenet-r", tmp_path / "else")
 
 
 # ---- folders ----
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:
-    for side, count in (("train", 3), ("test", 2)):
+    for split, count in (("train", 3), ("test", 2)):
         for label in ("class10", "class2"):
-            images(tmp_path / side / label, count)
+            images(tmp_path / split / label, count)
     dataset = load_dataset(f"folder:{tmp_path}")
     assert dataset.name == tmp_path.name
     assert dataset.classes == ("class2", "class10")
@@ -116,8 +116,8 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
 
 
 def test_val_replaces_a_missing_test_folder(tmp_path: Path) -> None:
-    for side in ("train", "val"):
-        images(tmp_path / side / "cat", 2)
+    for split in ("train", "val"):
+        images(tmp_path / split / "cat", 2)
     assert names(load_dataset(f"folder:{tmp_path}").test, tmp_path)[0] == "val/cat/0.png"
     images(tmp_path / "test" / "cat", 1)
     assert names(load_dataset(f"folder:{tmp_path}").test, tmp_path) == ["test/cat/0.png"]
@@ -125,7 +125,7 @@ def test_val_replaces_a_missing_test_folder(tmp_path: Path) -> None:
 
 def test_a_train_folder_needs_a_test_folder(tmp_path: Path) -> None:
     images(tmp_path / "train" / "cat", 2)
-    assert "has train/ but neither test/ nor val/" in refusal(f"folder:{tmp_path}")
+    assert "has train/ but neither test/ nor val/" in error_of(f"folder:{tmp_path}")
 
 
 def test_a_class_may_be_named_train(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_single_folder_is_split_by_class(tmp_path: Path) -> None:
     dataset = load_dataset(f"folder:{tmp_path}")
     assert np.bincount(dataset.train.labels).tolist() == [8, 1]
     assert np.bincount(dataset.test.labels).tolist() == [2, 1]
-    # Pinned: results that people compare depend on this very choice.
+    # Must not change, because published results depend on this choice.
     assert names(dataset.test, tmp_path)[:2] == ["cat/0.png", "cat/8.png"]
-    assert len(set(every_image(dataset, tmp_path))) == 12
+    assert len(set(all_names(dataset, tmp_path))) == 12
 
 
 def test_the_split_of_a_copied_folder_is_the_same(tmp_path: Path) -> None:
@@ -154,33 +154,33 @@ def test_the_split_of_a_copied_folder_is_the_same(tmp_path: Path) -> None:
     files = sorted((tmp_path / "a" / "cat").iterdir())
     random.Random(3).shuffle(files)
     (tmp_path / "b" / "cat").mkdir(parents=True)
-    for file in files:  # made in another order, at another time
+    for file in files:  # copied in another order
         shutil.copy(file, tmp_path / "b" / "cat" / file.name)
-    one, two = load_dataset(f"folder:{tmp_path / 'a'}"), load_dataset(f"folder:{tmp_path / 'b'}")
-    assert names(one.test, tmp_path / "a") == names(two.test, tmp_path / "b")
-    assert one.fingerprint == two.fingerprint
+    first, second = load_dataset(f"folder:{tmp_path / 'a'}"), load_dataset(f"folder:{tmp_path / 'b'}")
+    assert names(first.test, tmp_path / "a") == names(second.test, tmp_path / "b")
+    assert first.fingerprint == second.fingerprint
 
 
 def test_the_fingerprint_depends_on_names_sizes_and_labels(tmp_path: Path) -> None:
     images(tmp_path / "cat", 5)
     images(tmp_path / "dog", 5)
-    seen = [load_dataset(f"folder:{tmp_path}").fingerprint]
+    fingerprints = [load_dataset(f"folder:{tmp_path}").fingerprint]
     with (tmp_path / "cat" / "0.png").open("ab") as file:
         file.write(b"more")
-    seen.append(load_dataset(f"folder:{tmp_path}").fingerprint)
+    fingerprints.append(load_dataset(f"folder:{tmp_path}").fingerprint)
     (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / "zero.png")
-    seen.append(load_dataset(f"folder:{tmp_path}").fingerprint)
+    fingerprints.append(load_dataset(f"folder:{tmp_path}").fingerprint)
     (tmp_path / "dog").rename(tmp_path / "wolf")
-    seen.append(load_dataset(f"folder:{tmp_path}").fingerprint)
-    assert len(set(seen)) == 4
+    fingerprints.append(load_dataset(f"folder:{tmp_path}").fingerprint)
+    assert len(set(fingerprints)) == 4
 
 
-@pytest.mark.parametrize("sides", [("",), ("train", "test")])
-def test_task_folders_become_groups(tmp_path: Path, sides: Iterable[str]) -> None:
-    for side in sides:
+@pytest.mark.parametrize("splits", [("",), ("train", "test")])
+def test_task_folders_become_groups(tmp_path: Path, splits: Iterable[str]) -> None:
+    for split in splits:
         for group, labels in {"task10": ["d", "a"], "task2": ["c", "b", "e"]}.items():
             for label in labels:
-                images(tmp_path / side / group / label, 5)
+                images(tmp_path / split / group / label, 5)
     dataset = load_dataset(f"folder:{tmp_path}")
     assert dataset.classes == ("a", "b", "c", "d", "e")
     assert dataset.groups == (Group("task2", (1, 2, 4)), Group("task10", (0, 3)))
@@ -190,40 +190,40 @@ def test_non_images_and_dangling_links_are_listed_as_files(tmp_path: Path) -> No
     images(tmp_path / "cat", 3)
     (tmp_path / "cat" / "notes.txt").write_text("words")
     (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    assert len(every_image(load_dataset(f"folder:{tmp_path}"), tmp_path)) == 5
+    assert len(all_names(load_dataset(f"folder:{tmp_path}"), tmp_path)) == 5
 
 
 def test_error_messages_for_invalid_layouts(tmp_path: Path) -> None:
     spec = f"folder:{tmp_path / 'd'}"
     root = tmp_path / "d"
-    assert refusal(spec).startswith(f"Dataset folder {root} does not exist")
+    assert error_of(spec).startswith(f"Dataset folder {root} does not exist")
     root.touch()
-    assert refusal(spec).startswith(f"Dataset folder {root} is a file, not a folder")
+    assert error_of(spec).startswith(f"Dataset folder {root} is a file, not a folder")
     root.unlink()
     root.mkdir()
-    assert refusal(spec).startswith(f"There are no class folders in {root}")
+    assert error_of(spec).startswith(f"There are no class folders in {root}")
     images(root / "cat", 1)
-    assert refusal(spec) == (
+    assert error_of(spec) == (
         "Class 'cat' has only 1 image, which leaves none for testing: add images, at least 2 per class."
     )
     images(root / "cat", 2)
     (root / "dog").mkdir()
-    assert refusal(spec) == f"Class folder {root / 'dog'} is empty: add its images, or remove the folder."
+    assert error_of(spec) == f"Class folder {root / 'dog'} is empty: add its images, or remove the folder."
     images(root / "dog" / "young", 2)
-    assert refusal(spec).startswith(f"{root / 'cat'} contains files (0.png) while {root / 'dog'} contains folders: ")
+    assert error_of(spec).startswith(f"{root / 'cat'} contains files (0.png) while {root / 'dog'} contains folders: ")
     shutil.rmtree(root / "cat")
     (root / "cat").mkdir()
-    assert refusal(spec).startswith(f"Class folder {root / 'cat'} is empty")
+    assert error_of(spec).startswith(f"Class folder {root / 'cat'} is empty")
     (root / "cat" / "old").mkdir()
-    assert refusal(spec).startswith(f"Class folder {root / 'cat' / 'old'} is empty")
+    assert error_of(spec).startswith(f"Class folder {root / 'cat' / 'old'} is empty")
     images(root / "cat" / "old" / "deeper", 2)
-    assert refusal(spec).startswith(f"Class folder {root / 'cat' / 'old'} has folders in it (deeper): ")
+    assert error_of(spec).startswith(f"Class folder {root / 'cat' / 'old'} has folders in it (deeper): ")
 
 
 def test_a_class_in_two_tasks(tmp_path: Path) -> None:
     for group in ("a", "b"):
         images(tmp_path / group / "x", 2)
-    assert "class 'x' is in two tasks: a and b; rename" in refusal(f"folder:{tmp_path}")
+    assert "class 'x' is in two tasks: a and b; rename" in error_of(f"folder:{tmp_path}")
 
 
 def test_a_folder_without_read_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,36 +231,36 @@ def test_a_folder_without_read_permission(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("onea.data.folders.os.scandir", refuse)
-    assert refusal(f"folder:{tmp_path}") == (
+    assert error_of(f"folder:{tmp_path}") == (
         f"Cannot list the folder {tmp_path} (Permission denied); make it readable, or move it away."
     )
 
 
 def test_classes_missing_in_train_or_test(tmp_path: Path) -> None:
     spec = f"folder:{tmp_path}"
-    for side, label in (("train", "cat"), ("test", "cat"), ("train", "dog")):
-        images(tmp_path / side / label, 1)
-    assert refusal(spec) == ("Class 'dog' is in train/ but not in test/: add its images there, or remove the class.")
+    for split, label in (("train", "cat"), ("test", "cat"), ("train", "dog")):
+        images(tmp_path / split / label, 1)
+    assert error_of(spec) == ("Class 'dog' is in train/ but not in test/: add its images there, or remove the class.")
     images(tmp_path / "train" / "emu", 1)
-    assert refusal(spec).startswith("Class 'dog' (and 1 more) is in train/ but not in test/")
+    assert error_of(spec).startswith("Class 'dog' (and 1 more) is in train/ but not in test/")
     for label in ("dog", "emu", "fox"):
         images(tmp_path / "test" / label, 1)
-    assert refusal(spec).startswith("Class 'fox' is in test/ but not in train/")
+    assert error_of(spec).startswith("Class 'fox' is in test/ but not in train/")
 
 
 def test_tasks_must_be_equal_in_train_and_test(tmp_path: Path) -> None:
     images(tmp_path / "train" / "one" / "cat", 1)
     images(tmp_path / "test" / "two" / "cat", 1)
-    assert refusal(f"folder:{tmp_path}").startswith("Class 'cat' is in one under train/ but in two under test/")
+    assert error_of(f"folder:{tmp_path}").startswith("Class 'cat' is in one under train/ but in two under test/")
     shutil.rmtree(tmp_path / "test")
     images(tmp_path / "test" / "cat", 1)
-    assert refusal(f"folder:{tmp_path}").startswith("Class 'cat' is in one under train/ but in no task under test/")
+    assert error_of(f"folder:{tmp_path}").startswith("Class 'cat' is in one under train/ but in no task under test/")
 
 
 @given(st.sets(st.text(st.characters(codec="utf-8"), min_size=1), min_size=2, max_size=60), st.randoms())
-def test_held_out_names(members: set[str], chance: random.Random) -> None:
+def test_held_out_names(members: set[str], rng: random.Random) -> None:
     shuffled = sorted(members)
-    chance.shuffle(shuffled)
+    rng.shuffle(shuffled)
     held_out = choose_test_names(shuffled)
     assert held_out == choose_test_names(members)
     assert held_out < members
@@ -268,9 +268,9 @@ def test_held_out_names(members: set[str], chance: random.Random) -> None:
 
 
 @given(st.lists(st.text(max_size=8)), st.randoms())
-def test_natural_order_is_total(words: list[str], chance: random.Random) -> None:
+def test_natural_order_is_total(words: list[str], rng: random.Random) -> None:
     shuffled = list(words)
-    chance.shuffle(shuffled)
+    rng.shuffle(shuffled)
     assert sorted(words, key=natural_key) == sorted(shuffled, key=natural_key)
 
 
@@ -301,9 +301,9 @@ def test_a_single_list_is_split_by_class(tmp_path: Path) -> None:
     lines = [f"cat/{i}.png cat" for i in range(10)]
     (tmp_path / "a,b.txt").write_text("\n".join(lines))
     (tmp_path / "reversed.txt").write_text("\n".join(reversed(lines)))
-    one, two = (load_dataset(f"list:{tmp_path / name}") for name in ("a,b.txt", "reversed.txt"))
-    assert names(one.test, tmp_path) == names(two.test, tmp_path) == ["cat/0.png", "cat/8.png"]
-    assert one.fingerprint == two.fingerprint
+    first, second = (load_dataset(f"list:{tmp_path / name}") for name in ("a,b.txt", "reversed.txt"))
+    assert names(first.test, tmp_path) == names(second.test, tmp_path) == ["cat/0.png", "cat/8.png"]
+    assert first.fingerprint == second.fingerprint
 
 
 def test_error_messages_for_invalid_lists(tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_error_messages_for_invalid_lists(tmp_path: Path) -> None:
 
     def message(text: str) -> str:
         train.write_text(text)
-        return refusal(f"list:{train}")
+        return error_of(f"list:{train}")
 
-    assert refusal(f"list:{train}").startswith(f"There is no list file {train}")
+    assert error_of(f"list:{train}").startswith(f"There is no list file {train}")
     assert message("a.png 1\n\nlonely\n").startswith(f"Line 3 of {train} has no label: write 'path label'")
     assert message("a.png 1\nnone.png 1\n") == (
         f"Line 2 of {train}: there is no file {tmp_path / 'none.png'}; correct the line or remove it."
@@ -324,14 +324,14 @@ def test_error_messages_for_invalid_lists(tmp_path: Path) -> None:
     assert message("# nothing\n").startswith(f"{train} lists no images")
     assert "leaves none for testing" in message("a.png 1\n")
     test.write_text("b.png 2\n")
-    assert refusal(f"list:{train},{test}").startswith(f"Class '1' is in {train} but not in {test}")
+    assert error_of(f"list:{train},{test}").startswith(f"Class '1' is in {train} but not in {test}")
     test.write_text("a.png 1\n")
-    assert refusal(f"list:{train},{test}").startswith(f"{tmp_path / 'a.png'} is in the training and in the test list")
-    assert refusal(f"list:{train},{test},{test}").endswith("give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
-    assert refusal(f"list:{train},").endswith("give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
+    assert error_of(f"list:{train},{test}").startswith(f"{tmp_path / 'a.png'} is in the training and in the test list")
+    assert error_of(f"list:{train},{test},{test}").endswith("give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
+    assert error_of(f"list:{train},").endswith("give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     train.write_bytes(b"\xff\xfe\x00 1\n")
-    assert "is not a UTF-8 text file" in refusal(f"list:{train}")
-    assert refusal(f"list:{tmp_path}").startswith(f"Cannot read the list {tmp_path}: ")
+    assert "is not a UTF-8 text file" in error_of(f"list:{train}")
+    assert error_of(f"list:{tmp_path}").startswith(f"Cannot read the list {tmp_path}: ")
 
 
 # ---- published ----
@@ -359,7 +359,7 @@ def test_error_message_for_cifar100_offline(tmp_path: Path, monkeypatch: pytest.
         raise URLError("Name or service not known")
 
     monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", offline)
-    message = refusal("cifar100", tmp_path)
+    message = error_of("cifar100", tmp_path)
     assert message.startswith(f"CIFAR-100 is not in {tmp_path} and could not be downloaded (<urlopen error Name or")
     assert "get cifar-100-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and put it into" in message
     assert "MD5 is checked" in message
@@ -396,7 +396,7 @@ def test_cub_official_split(tmp_path: Path) -> None:
 def test_cub_counts_are_checked(tmp_path: Path) -> None:
     base = tmp_path / "CUB_200_2011"
     make_cub(base)
-    assert refusal("cub200", tmp_path) == (
+    assert error_of("cub200", tmp_path) == (
         f"CUB-200-2011 in {base} should have 200 classes and 11,788 images (5,994 training, 5,794 test), but has "
         "2 classes and 6 images (4 training, 2 test): unpack CUB_200_2011.tgz (Caltech, "
         f"https://www.vision.caltech.edu/datasets/cub_200_2011/) into {tmp_path} again."
@@ -429,7 +429,7 @@ def test_imagenet_variants(tmp_path: Path) -> None:
     assert dataset.classes == ("n01498041", "n01531178")
     assert (len(dataset.train), len(dataset.test)) == (8, 2)
     assert load_imagenet_variant(tmp_path / "imagenet-a", small).fingerprint == dataset.fingerprint
-    assert refusal("imagenet-a", tmp_path) == (
+    assert error_of("imagenet-a", tmp_path) == (
         f"ImageNet-A in {tmp_path / 'imagenet-a'} should have 200 classes and 7,500 images, but has 2 classes and 10 "
         "images: unpack imagenet-a.tar (Hendrycks et al., https://github.com/hendrycks/natural-adv-examples) "
         f"into {tmp_path} again."
@@ -437,12 +437,12 @@ def test_imagenet_variants(tmp_path: Path) -> None:
 
 
 def test_error_message_for_missing_published_data(tmp_path: Path) -> None:
-    assert refusal("imagenet-r", tmp_path) == (
+    assert error_of("imagenet-r", tmp_path) == (
         f"ImageNet-R is not in {tmp_path}: unpack imagenet-r.tar (Hendrycks et al., "
         f"https://github.com/hendrycks/imagenet-r) there, so that {tmp_path / 'imagenet-r'} exists, or set ONEA_DATA "
         "to the folder that contains it."
     )
-    assert refusal("cub200", tmp_path).startswith(f"CUB-200-2011 is not in {tmp_path}: unpack CUB_200_2011.tgz")
+    assert error_of("cub200", tmp_path).startswith(f"CUB-200-2011 is not in {tmp_path}: unpack CUB_200_2011.tgz")
 
 
 @pytest.mark.parametrize(
@@ -450,14 +450,14 @@ def test_error_message_for_missing_published_data(tmp_path: Path) -> None:
 )
 def test_train_and_test_folders_of_published_datasets(tmp_path: Path, name: str, folder: str) -> None:
     for i in range(200):
-        for side in ("train", "test"):
-            (tmp_path / folder / side / f"c{i}").mkdir(parents=True)
-            (tmp_path / folder / side / f"c{i}" / "0.jpg").touch()
+        for split in ("train", "test"):
+            (tmp_path / folder / split / f"c{i}").mkdir(parents=True)
+            (tmp_path / folder / split / f"c{i}" / "0.jpg").touch()
     dataset = load_dataset(name, root=tmp_path)
     assert (dataset.name, len(dataset.classes), len(dataset.train), len(dataset.test)) == (name, 200, 200, 200)
-    for side in ("train", "test"):
-        shutil.rmtree(tmp_path / folder / side / "c7")
-    assert "should have 200 classes, but has 199 classes: unpack" in refusal(name, tmp_path)
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / folder / split / "c7")
+    assert "should have 200 classes, but has 199 classes: unpack" in error_of(name, tmp_path)
 
 
 def test_published_counts_are_those_of_the_papers() -> None:
@@ -468,7 +468,7 @@ def test_published_counts_are_those_of_the_papers() -> None:
 
 @pytest.mark.parametrize("name", ["glyphs", "glyphs-mini"])
 def test_name_and_cache_are_passed_to_glyphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    asked: list[tuple[str, Path | None]] = []
-    monkeypatch.setattr("onea.data.glyphs.load_glyphs", lambda name, cache: asked.append((name, cache)))
+    calls: list[tuple[str, Path | None]] = []
+    monkeypatch.setattr("onea.data.glyphs.load_glyphs", lambda name, cache: calls.append((name, cache)))
     load_dataset(name, cache=tmp_path)
-    assert asked == [(name, tmp_path)]
+    assert calls == [(name, tmp_path)]

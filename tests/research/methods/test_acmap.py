@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACMap against independent formulas: the mean of adapters, the mapped prototypes and the limit."""
+"""ACMap against independent formulas: mean of the adapters, mapped prototypes and limit."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def acmap(tiny_run, sizes="3,1,2", **options):
     return prepared(tiny_run, "acmap", sizes=sizes, options=tiny_run["options"] | options)
 
 
-def watched(method: ACMap, monkeypatch):
-    """The adapters that a method trains, as they are before they are merged."""
+def record_trained(method: ACMap, monkeypatch):
+    """A list to which each trained adapter is appended before it is merged."""
     trained = []
     original = method.train_with_local_head
 
-    def watch(adapters, task):
+    def train_and_record(adapters, task):
         report = original(adapters, task)
         trained.append({name: value.clone() for name, value in adapters.state_dict().items()})
         return report
 
-    monkeypatch.setattr(method, "train_with_local_head", watch)
+    monkeypatch.setattr(method, "train_with_local_head", train_and_record)
     return trained
 
 
 def class_means(method: ACMap, ready, index: int, adapter: int):
-    """Prototypes of a task under a merged adapter, from a plain loop."""
+    """Prototypes of a task with a merged adapter, computed by a simple loop."""
     task = ready.task(index)
     features = method.features(task.images.test_views(task.rows), method.merged[adapter])
     return torch.stack([features[task.labels == position].mean(0) for position in task.classes])
 
 
 def shrinkage(rate: float, decay: float, epochs: int, steps: int) -> float:
-    """What SGD with momentum and weight decay leaves of a weight that has no gradient."""
+    """The factor by which SGD with momentum and weight decay shrinks a weight without a gradient."""
     weight, velocity = 1.0, 0.0
     for epoch in range(epochs):
         for step in range(steps):
@@ -52,11 +52,13 @@ def shrinkage(rate: float, decay: float, epochs: int, steps: int) -> float:
 
 def test_the_merged_adapter_is_the_mean_of_all_trained_adapters(tiny_run, monkeypatch):
     ready = acmap(tiny_run, "2,1,2,1")
-    trained = watched(ready.method, monkeypatch)
+    trained = record_trained(ready.method, monkeypatch)
     learn_all(ready)
     for count, merged in enumerate(ready.method.merged, 1):
         for name, value in merged.state_dict().items():
-            torch.testing.assert_close(value, torch.stack([one[name] for one in trained[:count]]).mean(0))
+            torch.testing.assert_close(
+                value, torch.stack([adapter_state[name] for adapter_state in trained[:count]]).mean(0)
+            )
             assert not value.requires_grad
         assert not merged.training
 
@@ -73,9 +75,9 @@ def test_without_training_all_adapters_are_equal_and_prototypes_do_not_shift(tin
 
 
 def test_later_tasks_start_from_the_first_trained_adapter(tiny_run, monkeypatch):
-    """A task of one class has no gradient: what it trains is where it started, shrunk by the weight decay."""
+    """A task of one class has no gradient, so its adapter is the initial one, shrunk by the weight decay."""
     ready = acmap(tiny_run, "3,2,1", weight_decay=0.1, batch_size=4, epochs=3)
-    trained = watched(ready.method, monkeypatch)
+    trained = record_trained(ready.method, monkeypatch)
     learn_all(ready)
     kept = shrinkage(0.05, 0.1, epochs=3, steps=2)
     assert 0.9 < kept < 0.99
@@ -137,7 +139,7 @@ def test_tasks_after_the_limit_only_add_prototypes(tiny_run):
     reports += [method.learn(ready.task(index)) for index in (2, 3)]
     assert [report["trained"] for report in reports] == [True, True, False, False]
     after = method.state_dict()
-    assert before.keys() == after.keys(), "storage of adapters stops growing"
+    assert before.keys() == after.keys(), "no more adapters are stored"
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("merged."))
     assert torch.equal(before["prototypes"], after["prototypes"][:4])
     torch.testing.assert_close(after["prototypes"][4:5], class_means(method, ready, 2, 1))
@@ -151,7 +153,7 @@ def test_mapping_at_the_limit_is_optional(tiny_run):
     assert not torch.equal(mapped.prototypes[:3], mapped.sources[:3])
     assert torch.equal(mapped.prototypes[3:], mapped.sources[3:])
     below = learn_all(acmap(tiny_run, limit=4, acmap_map_at_limit=False))
-    assert not torch.equal(below.prototypes, below.sources), "below the limit both map"
+    assert not torch.equal(below.prototypes, below.sources), "below the limit, prototypes are mapped in both cases"
 
 
 def test_dropout_at_inference_is_optional_and_reproducible(tiny_run):
@@ -163,7 +165,7 @@ def test_dropout_at_inference_is_optional_and_reproducible(tiny_run):
     images = shown_images(plain)
     state = torch.get_rng_state()
     first, second = dropping.method.scores(images), dropping.method.scores(images)
-    assert torch.equal(first, second), "the draws are seeded"
+    assert torch.equal(first, second), "dropout is seeded"
     assert torch.equal(state, torch.get_rng_state())
     assert not dropping.method.merged[0].training
     dropping.method.prototypes = plain.method.prototypes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The method `adapter`: any operator in a run, with the statistics and starting points that some need."""
+"""The method `adapter`: runs with every operator, including those with statistics and other initial weights."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_single_class_tasks_leave_everything_finite(merge, sizes, tiny_run):
     assert all(torch.isfinite(value).all() for value in method.state_dict().values())
 
 
-@pytest.mark.parametrize("named", ["one-a", "running-mean"])
-def test_the_adapter_method_equals_the_named_methods(named, tiny_run):
-    options = {"single_class": "train"}  # their presets differ in it
-    by_name = learn_all(method_with(tiny_run, named, options=options))
-    own = learn_all(prepared(tiny_run, named, options=tiny_run["options"] | options))
-    assert same(by_name.state_dict(), own.state_dict())
+@pytest.mark.parametrize("name", ["one-a", "running-mean"])
+def test_the_adapter_method_equals_the_named_methods(name, tiny_run):
+    options = {"single_class": "train"}  # in which their presets differ
+    by_name = learn_all(method_with(tiny_run, name, options=options))
+    expected = learn_all(prepared(tiny_run, name, options=tiny_run["options"] | options))
+    assert same(by_name.state_dict(), expected.state_dict())
 
 
 def test_trained_adapters_are_shared_between_operators(tiny_run):
@@ -87,12 +87,12 @@ def test_keeping_the_head_does_not_change_the_training(tiny_run):
 def test_operator_options_are_passed_and_validated(tiny_run):
     ready = method_with(tiny_run, "ties", options={"merge_options": "density=0.5, scale=0.6"})
     assert ready.method.learner.operator == make_operator("ties", density=0.5, scale=0.6)
-    for merge, text, words in (
+    for merge, text, message in (
         ("ties", "density", "name=value"),
         ("ties", "densty=1", "did you mean 'density'"),
         ("tis", "", "did you mean 'ties'"),
     ):
-        with pytest.raises(OneaError, match=words):
+        with pytest.raises(OneaError, match=message):
             method_with(tiny_run, merge, options={"merge_options": text})
 
 
@@ -110,16 +110,16 @@ def adapters_and_head(ready, index: int):
 def test_fisher_is_the_sum_of_squared_gradients_sample_by_sample(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, vit, adapters, head = adapters_and_head(ready, 0)
-    found = diagonal_fisher(vit, adapters, head, task, ready.method.runtime)
+    actual = diagonal_fisher(vit, adapters, head, task, ready.method.runtime)
     expected = {f"fisher.{name}": torch.zeros_like(p, dtype=torch.float64) for name, p in adapters.named_parameters()}
     for images, labels in task.whole_image_batches(1):
         loss = F.cross_entropy(head(vit(images, adapters)), labels - task.classes.start)
         gradients = torch.autograd.grad(loss, list(adapters.parameters()))
         for (name, _), gradient in zip(adapters.named_parameters(), gradients, strict=True):
             expected[f"fisher.{name}"] += gradient.double().square()
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-12)
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-3, atol=1e-12)
     assert all(parameter.grad is None for parameter in adapters.parameters())
     assert not any(module._forward_hooks for module in adapters.modules())
 
@@ -128,45 +128,45 @@ def test_fisher_of_a_single_class_is_zero(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, vit, adapters, head = adapters_and_head(ready, 1)
     assert len(task.classes) == 1
-    found = diagonal_fisher(vit, adapters, head, task, ready.method.runtime)
-    assert all((value == 0).all() for value in found.values())
+    actual = diagonal_fisher(vit, adapters, head, task, ready.method.runtime)
+    assert all((value == 0).all() for value in actual.values())
 
 
 def test_gram_matrices_are_those_of_the_inputs_of_every_layer(tiny_run):
     ready = method_with(tiny_run, "regmean")
     task, vit, adapters, _ = adapters_and_head(ready, 0)
-    found = gram_matrices(vit, adapters, task, ready.method.runtime)
-    seen = []
+    actual = gram_matrices(vit, adapters, task, ready.method.runtime)
+    inputs_by_block = []
     original = adapters.mlp_update
-    adapters.mlp_update = lambda block, u: seen.append((block, u.detach())) or original(block, u)
+    adapters.mlp_update = lambda block, u: inputs_by_block.append((block, u.detach())) or original(block, u)
     with torch.no_grad():
         for images, _ in task.whole_image_batches(5):
             vit(images, adapters)
     for block, layer in enumerate(adapters.blocks):
-        inputs = torch.cat([u.flatten(0, 1) for where, u in seen if where == block]).double()
+        inputs = torch.cat([u.flatten(0, 1) for where, u in inputs_by_block if where == block]).double()
         hidden = F.relu(inputs @ layer.down.weight.double().T + layer.down.bias.double())
         for name, rows in (("down", inputs), ("up", hidden)):
             torch.testing.assert_close(
-                found.pop(f"gram.blocks.{block}.{name}.weight"), (rows.T @ rows).detach(), rtol=1e-3, atol=1e-3
+                actual.pop(f"gram.blocks.{block}.{name}.weight"), (rows.T @ rows).detach(), rtol=1e-3, atol=1e-3
             )
-    assert not found
+    assert not actual
 
 
 def test_magmax_trains_from_the_previous_adapter_and_compares_with_the_first_start(tiny_run):
     ready = method_with(tiny_run, "magmax")
     method, trained = ready.method, []
     original = method.learner._train
-    method.learner._train = lambda *given: trained.append(original(*given)) or trained[-1]
+    method.learner._train = lambda *arguments: trained.append(original(*arguments)) or trained[-1]
     learn_all(ready)
     assert same(method.merged.start, trained[-1].tensors)
     fresh = learn_all(method_with(tiny_run, "running-mean", adapter_cache := AdapterCache()))
     assert not same(fresh.state_dict(), method.state_dict())
     weights = [next(iter(adapter_cache.values()))[0], trained[0].tensors]
-    assert same(*weights), "the first task starts fresh"
-    for name, kept in method.adapter.state_dict().items():
-        changes = torch.stack([one.tensors[name] - method.merged.origin[name] for one in trained])
+    assert same(*weights), "the first task starts from random weights"
+    for name, merged in method.adapter.state_dict().items():
+        changes = torch.stack([result.tensors[name] - method.merged.origin[name] for result in trained])
         largest = changes.gather(0, changes.abs().argmax(0, keepdim=True))[0]
-        torch.testing.assert_close(kept, method.merged.origin[name] + 0.5 * largest, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(merged, method.merged.origin[name] + 0.5 * largest, rtol=1e-4, atol=1e-5)
 
 
 def test_acmap_trains_later_tasks_from_the_first_trained_adapter(tiny_run):
@@ -181,22 +181,22 @@ def test_deltas_are_taken_from_a_shared_start(tiny_run):
     adapter_cache = AdapterCache()
     options = {"merge_options": "scale=0.5"}
     method = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache, options=options))
-    for name, kept in method.adapter.state_dict().items():
+    for name, merged in method.adapter.state_dict().items():
         total = sum(tensors[name] - method.merged.origin[name] for tensors, _ in adapter_cache.values())
-        torch.testing.assert_close(kept, method.merged.origin[name] + 0.5 * total)
+        torch.testing.assert_close(merged, method.merged.origin[name] + 0.5 * total)
     options = {"start": "fresh"}
     apart = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache := AdapterCache(), options=options))
     assert not apart.merged.origin
-    for name, kept in apart.adapter.state_dict().items():
-        torch.testing.assert_close(kept, 0.3 * sum(tensors[name] for tensors, _ in adapter_cache.values()))
+    for name, merged in apart.adapter.state_dict().items():
+        torch.testing.assert_close(merged, 0.3 * sum(tensors[name] for tensors, _ in adapter_cache.values()))
 
 
 def test_operators_on_deltas_start_from_shared_weights_by_default(merge, tiny_run):
     method = method_with(tiny_run, merge).method
-    asked = method_with(tiny_run, merge, options={"start": "fresh"}).method
-    own = make_operator(merge).starts_from
-    assert (method.learner.start, asked.learner.start) == (own, "fresh")
-    assert (own != "fresh") or not make_operator(merge).on_deltas
+    fresh_start = method_with(tiny_run, merge, options={"start": "fresh"}).method
+    expected = make_operator(merge).starts_from
+    assert (method.learner.start, fresh_start.learner.start) == (expected, "fresh")
+    assert (expected != "fresh") or not make_operator(merge).on_deltas
 
 
 def test_fisher_merges_with_the_statistics_of_both_adapters(tiny_run):
@@ -209,7 +209,7 @@ def test_fisher_merges_with_the_statistics_of_both_adapters(tiny_run):
     trained = method.learner._train(method.merged, ready.task(2), None, None)
     fresh = method.learner._statistics(trained, ready.task(2))
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
-    expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
+    expected, merged = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))
     assert same(dict(method.adapter.state_dict()), expected)
-    assert same(method.merged.operator_state, kept)
+    assert same(method.merged.operator_state, merged)

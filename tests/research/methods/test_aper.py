@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""APER in its five variants, and the modules that they hook into the frozen network."""
+"""The five variants of APER, and the modules that they insert into the frozen network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import NetworkConfig
 
 VARIANTS = ["aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
-# Plain ViTs of every kind of pooling, prefix tokens and missing biases.
+# Plain ViTs with every kind of pooling, prefix tokens and missing biases.
 SHAPES = {
     "class token": {},
     "average": {"class_token": False, "global_pool": "avg"},
@@ -44,7 +44,7 @@ def vit(request) -> FrozenViT:
         model = VisionTransformer(
             img_size=28, patch_size=14, embed_dim=32, depth=3, num_heads=2, num_classes=0, **SHAPES[request.param]
         )
-        for parameter in model.parameters():  # away from zero biases and unit norms, which would hide mistakes
+        for parameter in model.parameters():  # zero biases and unit norms would hide mistakes
             parameter.data += 0.1 * torch.randn_like(parameter)
     return FrozenViT(model, "tiny", "", NetworkConfig())
 
@@ -62,7 +62,7 @@ def test_a_single_class_first_task_reduces_aper_to_simplecil(variant, tiny_run):
     learn_all(ready, [1, 2])
     learn_all(simple)
     images = shown_images(ready)
-    # The same numbers by two ways, each of which rounds as the CPU pleases.
+    # Two equivalent computations, whose rounding may differ.
     torch.testing.assert_close(ready.method.scores(images), simple.method.scores(images), rtol=1e-5, atol=1e-6)
     assert passes(ready.method, images) == 1
 
@@ -118,11 +118,11 @@ def test_scores_are_cosines_of_concatenated_features(variant, tiny_run):
     ready = prepared(tiny_run, variant, options=options)
     method = learn_all(ready)
 
-    def both(images):
+    def plain_and_adapted(images):
         return method.features(images).double(), method.features(images, method.adapted).double()
 
-    test = both(shown_images(ready))
-    train = both(ready.train.images.test_views(torch.arange(len(ready.train.labels))))
+    test = plain_and_adapted(shown_images(ready))
+    train = plain_and_adapted(ready.train.images.test_views(torch.arange(len(ready.train.labels))))
     means = [torch.stack([part[ready.train.labels == c].mean(0) for c in range(6)]) for part in train]
     dots = sum(features @ mean.T for features, mean in zip(test, means, strict=True))
     lengths = [sum(part.pow(2).sum(1) for part in parts).sqrt() for parts in (test, means)]
@@ -154,18 +154,18 @@ def test_published_options_are_those_of_the_official_configurations(variant):
     }[variant]
     for data in ("cifar100", "cub200", "imagenet-a"):
         options = make_options(kind.Options, preset_options(variant, f"paper/{data}"))
-        found = (options.epochs, options.learning_rate, options.batch_size, options.weight_decay)
-        assert found == official
+        actual = (options.epochs, options.learning_rate, options.batch_size, options.weight_decay)
+        assert actual == official
         assert (options.head, options.head_scale) == ("cosine", 1.0)
-    unusual = preset_options(variant, "paper/imagenet-r")
-    assert unusual == preset_options(variant, "paper")
-    assert (unusual["learning_rate"] == 0.05) == (variant in ("aper-adapter", "aper-vpt-deep"))
+    imagenet_r = preset_options(variant, "paper/imagenet-r")
+    assert imagenet_r == preset_options(variant, "paper")
+    assert (imagenet_r["learning_rate"] == 0.05) == (variant in ("aper-adapter", "aper-vpt-deep"))
 
 
 @pytest.mark.parametrize("switch", [{"optimiser": "sgd"}, {"head_rate": 1.0}])
 def test_optimiser_and_head_rate_of_fine_tuning(switch, tiny_run):
     options = tiny_run["options"] | {"learning_rate": 1e-4}
-    plain, switched = (prepared(tiny_run, "aper-finetune", options=options | more).method for more in ({}, switch))
+    plain, switched = (prepared(tiny_run, "aper-finetune", options=options | change).method for change in ({}, switch))
     for method in (plain, switched):
         method.learn(prepared(tiny_run, "aper-finetune").task(0))
     assert not torch.equal(plain.prototypes, switched.prototypes)
@@ -236,7 +236,7 @@ def test_vpt_equals_timm_blocks_on_a_longer_sequence(vit, deep):
         x = block(x)
     expected = model.forward_head(model.norm(x[:, :length]), pre_logits=True)
     torch.testing.assert_close(vit(images, vpt), expected, rtol=1e-4, atol=1e-5)
-    assert vit.forward_blocks(vit.embed(images, vpt), vpt).shape[1] == length, "nothing is left over for the pooling"
+    assert vit.forward_blocks(vit.embed(images, vpt), vpt).shape[1] == length, "no prompt is pooled"
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -252,8 +252,8 @@ def test_zero_tokens_affect_the_features_and_get_gradients(vit, deep):
 def test_a_fine_tuned_copy_trains_like_the_network_itself(vit):
     tuned, direct = FineTuned(vit), copy.deepcopy(vit.vit).requires_grad_(True)
     images = images_of()
-    # The same weights elsewhere in memory: PyTorch 2.6 may round each sum otherwise, 2**-24 of its terms. Features are
-    # sums of some ten layers of order 1, so 16 times that is allowed; a wrong weight would show in the first digits.
+    # The same weights at another address: PyTorch 2.6 may round each sum differently, by 2**-24 of its terms. Features
+    # are sums over about ten layers of order 1, so 16 times that is allowed; wrong weights change the first digits.
     torch.testing.assert_close(vit(images, tuned), vit(images), rtol=0, atol=2**-20)
     for _ in range(2):  # two steps of plain gradient descent
         for features, module in ((vit(images, tuned), tuned), (direct(images), direct)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds: retraining on everything from above, fine-tuning without protection from below."""
+"""The bounds: joint training and sequential fine-tuning."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def bound(values: dict, method: str, sizes: str = SIZES, **options):
     return prepared(values, method, sizes=sizes, options=values["options"] | options)
 
 
-def same(left: dict, right: dict) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
+def same(left: dict, accuracy: dict) -> bool:
+    return left.keys() == accuracy.keys() and all(torch.equal(value, accuracy[name]) for name, value in left.items())
 
 
 def test_joint_does_not_depend_on_earlier_training(tiny_run):
-    whole, last = bound(tiny_run, "joint"), bound(tiny_run, "joint")
-    assert same(learn_all(whole).state_dict(), learn_all(last, [2]).state_dict())
+    whole, last_task_only = bound(tiny_run, "joint"), bound(tiny_run, "joint")
+    assert same(learn_all(whole).state_dict(), learn_all(last_task_only, [2]).state_dict())
 
 
 def test_joint_equals_one_training_on_all_images_with_the_seeds_of_the_last_task(tiny_run):
     ready = bound(tiny_run, "joint", classifier="prototypes")
-    found = learn_all(ready).state_dict()
+    state = learn_all(ready).state_dict()
     method, options = ready.method, ready.method.options
     everything = Task(
         2, "all", range(6), ready.train.images, torch.arange(len(ready.train.labels)), ready.train.labels, ready.seed
@@ -43,12 +43,12 @@ def test_joint_equals_one_training_on_all_images_with_the_seeds_of_the_last_task
     head = local_head(method.vit.width, everything, options.head, options.head_scale)
     train_with_local_head(method.vit, adapters, head, everything, options.recipe(), method.runtime)
     for name, value in adapters.state_dict().items():
-        assert torch.equal(found[f"adapter.{name}"], value)
+        assert torch.equal(state[f"adapter.{name}"], value)
     for name, value in head.state_dict().items():
-        assert torch.equal(found[f"head.{name}"], value)
+        assert torch.equal(state[f"head.{name}"], value)
     features = method.features(ready.train.images.test_views(everything.rows), adapters)
     means = torch.stack([features[ready.train.labels == label].mean(0) for label in range(6)])
-    torch.testing.assert_close(found["prototypes"], means)
+    torch.testing.assert_close(state["prototypes"], means)
 
 
 def test_joint_predicts_with_its_head(tiny_run):
@@ -64,7 +64,7 @@ def test_joint_trains_on_all_images_so_far(tiny_run):
     ready = bound(tiny_run, "joint")
     reports = [ready.method.learn(ready.task(index)) for index in range(3)]
     assert [report["images"] for report in reports] == [18, 24, 36]
-    assert all(report["losses"][0] > 0 for report in reports), "even where a single class arrives"
+    assert all(report["losses"][0] > 0 for report in reports), "also in a task of one class"
 
 
 def test_joint_training_depends_reproducibly_on_the_task(tiny_run):
@@ -96,19 +96,19 @@ def test_joint_without_training_equals_simplecil(tiny_run):
 
 
 def test_sequential_equals_a_plain_loop(tiny_run):
-    """Two tasks by hand: momentum, weight decay, the cosine, and a softmax over all classes seen."""
+    """Two tasks by hand: momentum, weight decay, cosine schedule and a softmax over all classes seen."""
     ready = bound(tiny_run, "sequential", dropout=0.0, weight_decay=0.01)
-    found = learn_all(ready, [0, 1]).state_dict()
+    state = learn_all(ready, [0, 1]).state_dict()
     method, options = ready.method, ready.method.options
     adapters = new_adapters(method.vit, options, seeds.generator(ready.seed, 0, "adapter"))
     weight, bias = torch.empty(0, 64), torch.empty(0)
     for index in (0, 1):
         task = ready.task(index)
-        draw = seeds.generator(ready.seed, index, "head")
-        rows = torch.empty(len(task.classes), 64).uniform_(-1 / 8, 1 / 8, generator=draw)
-        more = torch.empty(len(task.classes)).uniform_(-1 / 8, 1 / 8, generator=draw)
+        generator = seeds.generator(ready.seed, index, "head")
+        rows = torch.empty(len(task.classes), 64).uniform_(-1 / 8, 1 / 8, generator=generator)
+        biases = torch.empty(len(task.classes)).uniform_(-1 / 8, 1 / 8, generator=generator)
         weight = torch.cat([weight.detach(), rows]).requires_grad_(True)
-        bias = torch.cat([bias.detach(), more]).requires_grad_(True)
+        bias = torch.cat([bias.detach(), biases]).requires_grad_(True)
         parameters = [*adapters.parameters(), weight, bias]
         momenta = [torch.zeros_like(parameter) for parameter in parameters]
         order, crops = (seeds.generator(ready.seed, index, name) for name in ("order", "crops"))
@@ -116,16 +116,16 @@ def test_sequential_equals_a_plain_loop(tiny_run):
             rate = options.learning_rate * cosine(epoch, options.epochs)
             for images, labels in task.train_batches(options.batch_size, options.crop_scale, order, crops):
                 logits = method.vit(images, adapters) @ weight.T + bias
-                picked = logits.log_softmax(1)[torch.arange(len(labels)), labels]
-                gradients = torch.autograd.grad(-picked.mean(), parameters)
+                log_likelihood = logits.log_softmax(1)[torch.arange(len(labels)), labels]
+                gradients = torch.autograd.grad(-log_likelihood.mean(), parameters)
                 with torch.no_grad():
                     for parameter, gradient, momentum in zip(parameters, gradients, momenta, strict=True):
                         momentum.mul_(0.9).add_(gradient + options.weight_decay * parameter)
                         parameter.sub_(rate * momentum)
-    torch.testing.assert_close(found["head.weight"], weight.detach(), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found["head.bias"], bias.detach(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(state["head.weight"], weight.detach(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(state["head.bias"], bias.detach(), rtol=1e-3, atol=1e-5)
     for name, value in adapters.state_dict().items():
-        torch.testing.assert_close(found[f"adapter.{name}"], value, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(state[f"adapter.{name}"], value, rtol=1e-3, atol=1e-5)
 
 
 def test_sequential_lowers_the_scores_of_old_classes(tiny_run):
@@ -135,9 +135,11 @@ def test_sequential_lowers_the_scores_of_old_classes(tiny_run):
     images = ready.train.images.test_views(ready.task(1).rows)
     old = ready.method.scores(images)
     report = ready.method.learn(ready.task(1))
-    assert report["losses"][0] > report["losses"][-1] > 0, "a single class learns, because old ones are in the softmax"
+    assert report["losses"][0] > report["losses"][-1] > 0, (
+        "a single class has a gradient, because old classes are in the softmax"
+    )
     share = F.softmax(ready.method.scores(images), 1)[:, :3].sum(1)
-    assert share.mean() < 0.5, "old classes give way to the new one"
+    assert share.mean() < 0.5, "most of the probability goes to the new class"
     assert not torch.equal(ready.method.head.weight[:3], before["head.weight"])
     assert len(old[0]) == 3
 
@@ -154,14 +156,14 @@ def test_sequential_with_a_learning_rate_of_zero_only_adds_rows(tiny_run):
 
 
 def test_sequential_forgets_and_joint_does_not(tiny_run):
-    """Longer training in two tasks: fine-tuning answers with new classes only, retraining keeps the old ones."""
-    longer = {"epochs": 25, "learning_rate": 0.2, "crop_scale": 0.6, "scale": 0.5}
-    right = {}
+    """After longer training in two tasks, fine-tuning predicts only new classes, and joint training also old ones."""
+    options = {"epochs": 25, "learning_rate": 0.2, "crop_scale": 0.6, "scale": 0.5}
+    accuracy = {}
     for method in ("sequential", "joint"):
-        ready = bound(tiny_run, method, "3,3", **longer)
+        ready = bound(tiny_run, method, "3,3", **options)
         learn_all(ready)
         rows = torch.arange(len(ready.train.labels))
-        answers = ready.method.scores(ready.train.images.test_views(rows)).argmax(1)
-        right[method] = float((answers == ready.train.labels)[ready.train.labels < 3].float().mean())
-    assert right["sequential"] < 0.4
-    assert right["joint"] > right["sequential"] + 0.3
+        predictions = ready.method.scores(ready.train.images.test_views(rows)).argmax(1)
+        accuracy[method] = float((predictions == ready.train.labels)[ready.train.labels < 3].float().mean())
+    assert accuracy["sequential"] < 0.4
+    assert accuracy["joint"] > accuracy["sequential"] + 0.3

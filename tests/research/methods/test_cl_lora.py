@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CL-LoRA: what is shared, what is a task's own, and the two steps on every batch."""
+"""CL-LoRA: shared and task-specific updates, and the two steps for each batch."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def ready(tiny_run):
 
 
 @pytest.fixture
-def second_training(ready, monkeypatch):
-    """The second task up to its training: what would be trained, by which losses, and what happens before a step."""
+def second_task_training(ready, monkeypatch):
+    """The arguments of the training of the second task, which is not executed: modules, losses and ``before_step``."""
     learn_all(ready, [0])
-    seen = {}
+    captured = {}
 
-    def catch(trained, losses, task, recipe, runtime, *, before_step):
-        seen.update(modules=[item.module for item in trained], losses=losses, before_step=before_step)
+    def capture(trained, losses, task, recipe, runtime, *, before_step):
+        captured.update(modules=[item.module for item in trained], losses=losses, before_step=before_step)
         return [0.0]
 
     teacher = copy.deepcopy(ready.method.shared)
-    monkeypatch.setattr(cl_lora, "train", catch)
+    monkeypatch.setattr(cl_lora, "train", capture)
     task = ready.task(2)
     ready.method.learn(task)
     rows = torch.arange(len(task))
-    return seen | {"batch": (task.images.test_views(task.rows[rows]), task.labels[rows]), "teacher": teacher}
+    return captured | {"batch": (task.images.test_views(task.rows[rows]), task.labels[rows]), "teacher": teacher}
 
 
 def trained_only(module):
@@ -65,12 +65,12 @@ def test_only_shared_up_projections_are_trained_in_later_tasks(ready):
     downs = [update.down.clone() for update in ready.method.shared.block(0).values()]
     ups = [up.clone() for up in ready.method.shared.ups()]
     assert all(up.abs().max() > 0 for up in ups)
-    own = {name: value.clone() for name, value in ready.method.specific[0].state_dict().items()}
+    specific = {name: value.clone() for name, value in ready.method.specific[0].state_dict().items()}
     prototypes = ready.method.prototypes[0].clone()
     learn_all(ready, [2])
     assert all(torch.equal(a, b.down) for a, b in zip(downs, ready.method.shared.block(0).values(), strict=True))
     assert all(not torch.equal(a, b) for a, b in zip(ups, ready.method.shared.ups(), strict=True))
-    assert all(torch.equal(own[name], value) for name, value in ready.method.specific[0].state_dict().items())
+    assert all(torch.equal(specific[name], value) for name, value in ready.method.specific[0].state_dict().items())
     assert torch.equal(ready.method.prototypes[0], prototypes)
 
 
@@ -78,15 +78,15 @@ def test_the_first_half_is_shared_and_keys_are_not_updated(ready):
     method = ready.method
     learn_all(ready)
     h = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
-    shared, own = method.shared.qkv_update(0, h), method.specific[0].qkv_update(1, h)
+    shared, specific = method.shared.qkv_update(0, h), method.specific[0].qkv_update(1, h)
     assert method.shared.qkv_update(1, h) is None
     assert method.specific[0].qkv_update(0, h) is None
     assert (shared[..., 64:128] == 0).all()
-    assert (own[..., 64:128] == 0).all()
+    assert (specific[..., 64:128] == 0).all()
     block, gains = method.specific[0].block(0), method.specific[0].gains
     for start, name, gain in ((0, "q", gains[0, 0]), (128, "v", gains[2, 0])):
         by_hand = gain * (h @ block[name].down.T @ block[name].up.T)
-        torch.testing.assert_close(own[..., start : start + 64], by_hand, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(specific[..., start : start + 64], by_hand, rtol=1e-4, atol=1e-6)
     assert gains.shape == (3, 1)
 
 
@@ -94,8 +94,8 @@ def test_scores_with_a_shared_first_half_equal_full_passes(ready):
     learn_all(ready)
     method, images = ready.method, shown_images(ready)
     full = [
-        cosine_scores(method.features(images, SummedUpdates(method.shared, own)), prototypes)
-        for own, prototypes in zip(method.specific, method.prototypes.split(method.sizes.tolist()), strict=True)
+        cosine_scores(method.features(images, SummedUpdates(method.shared, specific)), prototypes)
+        for specific, prototypes in zip(method.specific, method.prototypes.split(method.sizes.tolist()), strict=True)
     ]
     assert [part.shape[1] for part in full] == [3, 1, 2]
     torch.testing.assert_close(method.scores(images), torch.cat(full, 1))
@@ -103,49 +103,49 @@ def test_scores_with_a_shared_first_half_equal_full_passes(ready):
 
 
 def test_the_first_task_has_no_distillation(ready, monkeypatch):
-    seen = []
-    monkeypatch.setattr(cl_lora, "train", lambda trained, losses, *rest, **named: seen.append(len(losses)) or [0.0])
+    captured = []
+    monkeypatch.setattr(cl_lora, "train", lambda trained, losses, *rest, **named: captured.append(len(losses)) or [0.0])
     learn_all(ready)
-    assert seen == [1, 2, 2]
+    assert captured == [1, 2, 2]
 
 
-def test_an_unmoved_student_gets_no_distillation_gradient(second_training):
-    shared, specific, head = second_training["modules"]
+def test_an_unmoved_student_gets_no_distillation_gradient(second_task_training):
+    shared, specific, head = second_task_training["modules"]
     shared.zero_grad()
-    second_training["losses"][0](*second_training["batch"]).backward()
+    second_task_training["losses"][0](*second_task_training["batch"]).backward()
     assert all(up.grad.abs().max() < 1e-6 for up in shared.ups())
     assert all(parameter.grad is None for parameter in specific.parameters())
     assert head.weight.grad.abs().max() > 0
 
 
-def test_the_distillation_step_does_not_change_specific_updates(second_training):
-    shared, specific, head = second_training["modules"]
+def test_the_distillation_step_does_not_change_specific_updates(second_task_training):
+    shared, specific, head = second_task_training["modules"]
     optimiser = torch.optim.SGD(
         [p for module in (shared, specific, head) for p in trained_only(module)], lr=0.1, momentum=0.9, weight_decay=0.1
     )
     with torch.no_grad():
         for up in shared.ups():
             up += 0.3 * torch.randn(up.shape, generator=torch.Generator().manual_seed(1))
-    kd, ce = second_training["losses"]
-    ce(*second_training["batch"]).backward()
-    optimiser.step()  # so that there is a momentum that could act
+    kd, ce = second_task_training["losses"]
+    ce(*second_task_training["batch"]).backward()
+    optimiser.step()  # creates a momentum
     before = {name: value.clone() for name, value in specific.state_dict().items()}
     old = [up.clone() for up in shared.ups()]
     optimiser.zero_grad(set_to_none=True)
-    kd(*second_training["batch"]).backward()
+    kd(*second_task_training["batch"]).backward()
     optimiser.step()
     assert all(torch.equal(before[name], value) for name, value in specific.state_dict().items())
     assert all(not torch.equal(a, b) for a, b in zip(old, shared.ups(), strict=True))
 
 
-def test_gradient_rows_are_reassigned_before_the_distillation_step_only(second_training):
-    shared = second_training["modules"][0]
+def test_gradient_rows_are_reassigned_before_the_distillation_step_only(second_task_training):
+    shared = second_task_training["modules"][0]
     for up in shared.ups():
         up.grad = torch.ones_like(up)
-    second_training["before_step"](1)
+    second_task_training["before_step"](1)
     assert all((up.grad == 1).all() for up in shared.ups())
-    second_training["before_step"](0)
-    for up, old in zip(shared.ups(), second_training["teacher"].ups(), strict=True):
+    second_task_training["before_step"](0)
+    for up, old in zip(shared.ups(), second_task_training["teacher"].ups(), strict=True):
         norms = torch.tensor([float(sum(value**2 for value in row)) ** 0.5 for row in old.detach()])
         torch.testing.assert_close(up.grad, (64 * norms / norms.sum())[:, None].expand_as(up))
         assert float(up.grad.mean()) == pytest.approx(1, rel=1e-5)
@@ -191,12 +191,12 @@ def test_single_class_tasks_reduce_cl_lora_to_simplecil(tiny_run):
     plain = prepared(tiny_run, "simplecil", sizes="1,1,1,1,1,1")
     learn_all(ready)
     learn_all(plain)
-    assert all((up == 0).all() for own in [ready.method.shared, *ready.method.specific] for up in own.ups())
+    assert all((up == 0).all() for updates in [ready.method.shared, *ready.method.specific] for up in updates.ups())
     torch.testing.assert_close(ready.method.scores(shown_images(ready)), plain.method.scores(shown_images(plain)))
 
 
 def test_the_task_after_a_single_class_first_task_is_finite(tiny_run):
-    """The official code divides zero by zero here and loses the shared updates."""
+    """In the official code, a division of zero by zero destroys the shared updates here."""
     ready = prepared(tiny_run, "cl-lora", sizes="1,5")
     assert ready.method.learn(ready.task(0))["without_gradient"]
     ready.method.learn(ready.task(1))

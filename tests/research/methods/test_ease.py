@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EASE and per-task adapters: the methods that keep an adapter for every task."""
+"""EASE and per-task adapters: the methods that store an adapter for every task."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def ranges_of(*sizes: int) -> list[range]:
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def draw(*sizes: int, width: int = 5) -> torch.Tensor:
+def random_prototypes(*sizes: int, width: int = 5) -> torch.Tensor:
     shape = (len(sizes), sum(sizes), width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).float()
 
 
-# What both share
+# Both methods
 
 
 @pytest.mark.parametrize("name", ["ease", "per-task"])
 def test_old_adapters_are_frozen_and_never_change(name, tiny_run):
     ready = prepared(tiny_run, name)
     method = ready.method
-    kept = {}
+    previous = {}
     for index in range(3):
         report = method.learn(ready.task(index))
         assert len(report["losses"]) == report["epochs"] == 2
         state = {key: value.clone() for key, value in method.state_dict().items() if key.startswith("adapters.")}
-        assert all(torch.equal(state[key], value) for key, value in kept.items())
+        assert all(torch.equal(state[key], value) for key, value in previous.items())
         assert {key.split(".")[1] for key in state} == {str(task) for task in range(index + 1)}
-        kept = state
+        previous = state
     assert not any(module.training for adapters in method.adapters for module in adapters.modules())
     assert not any(value.requires_grad for adapters in method.adapters for value in adapters.parameters())
     assert method.ranges == [range(3), range(3, 4), range(4, 6)]
@@ -90,19 +90,19 @@ def test_per_task_scores_are_cosines_under_the_adapter_of_each_class(tiny_run):
 def test_per_task_on_single_class_tasks_equals_simplecil(tiny_run):
     ready, simple = (prepared(tiny_run, name, sizes="1,1,1,1,1,1") for name in ("per-task", "simplecil"))
     images = shown_images(ready)
-    found, expected = learn_all(ready).scores(images), learn_all(simple).scores(images)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    actual, expected = learn_all(ready).scores(images), learn_all(simple).scores(images)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(ready.method.prototypes, simple.method.prototypes)
-    assert torch.equal(found.argmax(1), expected.argmax(1))
+    assert torch.equal(actual.argmax(1), expected.argmax(1))
 
 
 def test_per_task_equals_ease_without_other_subspaces(tiny_run):
     ready = prepared(tiny_run, "per-task")
     ease = learn_all(prepared(with_options(tiny_run, alpha=0.0), "ease"))
     images = shown_images(ready)
-    found, expected = learn_all(ready).scores(images), ease.scores(images)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(found.argmax(1), expected.argmax(1))
+    actual, expected = learn_all(ready).scores(images), ease.scores(images)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(actual.argmax(1), expected.argmax(1))
 
 
 # EASE
@@ -134,15 +134,15 @@ def test_prototypes_with_images_are_class_means_and_never_change(tiny_run):
     ready = prepared(tiny_run, "ease", sizes="2,1,1,2")
     method = ready.method
     train = ready.train.images.test_views(torch.arange(len(ready.train.labels)))
-    kept, known = None, None
+    previous, has_images = None, None
     for index in range(4):
         method.learn(ready.task(index))
-        if kept is not None:
-            tasks, classes = known.shape
-            assert torch.equal(method.prototypes[:tasks, :classes][known], kept[known])
+        if previous is not None:
+            tasks, classes = has_images.shape
+            assert torch.equal(method.prototypes[:tasks, :classes][has_images], previous[has_images])
         task_of_class = torch.arange(index + 1).repeat_interleave(method.sizes)
-        kept, known = method.prototypes.clone(), task_of_class[None, :] >= torch.arange(index + 1)[:, None]
-    assert known.tolist() == [
+        previous, has_images = method.prototypes.clone(), task_of_class[None, :] >= torch.arange(index + 1)[:, None]
+    assert has_images.tolist() == [
         [True, True, True, True, True, True],
         [False, False, True, True, True, True],
         [False, False, False, True, True, True],
@@ -151,60 +151,62 @@ def test_prototypes_with_images_are_class_means_and_never_change(tiny_run):
     for j, adapters in enumerate(method.adapters):
         features = method.features(train, adapters)
         means = torch.stack([features[ready.train.labels == c].mean(0) for c in range(6)])
-        torch.testing.assert_close(kept[j][known[j]], means[known[j]], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(previous[j][has_images[j]], means[has_images[j]], rtol=1e-4, atol=1e-5)
         if j:
-            assert (kept[j][~known[j]] - means[~known[j]]).abs().max() > 1e-3, "the others are guesses"
+            assert (previous[j][~has_images[j]] - means[~has_images[j]]).abs().max() > 1e-3, (
+                "the others are synthesised"
+            )
 
 
 def test_synthetic_prototypes_worked_by_hand():
-    """Class 0 is orthogonal to donor 1 and equal in direction to donor 2: shares 1 / (1 + e) and e / (1 + e)."""
+    """Class 0 is orthogonal to source 1 and has the direction of source 2: weights 1 / (1 + e) and e / (1 + e)."""
     prototypes = torch.zeros(2, 3, 2)
     prototypes[0] = torch.tensor([[2.0, 0.0], [0.0, 5.0], [3.0, 0.0]])
     prototypes[1, 1:] = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    found = synthesise(prototypes, ranges_of(1, 2), include_later=True)[1, 0]
-    torch.testing.assert_close(found, torch.tensor([0.26894142, 0.73105858]))
+    actual = synthesise(prototypes, ranges_of(1, 2), include_later=True)[1, 0]
+    torch.testing.assert_close(actual, torch.tensor([0.26894142, 0.73105858]))
 
 
 @pytest.mark.parametrize("include_later", [True, False])
 def test_synthesis_equals_the_definition_in_plain_loops(include_later):
     sizes = (2, 1, 3, 1)
-    ranges, real = ranges_of(*sizes), draw(*sizes)
-    found = synthesise(real, ranges, include_later)
+    ranges, real = ranges_of(*sizes), random_prototypes(*sizes)
+    actual = synthesise(real, ranges, include_later)
     for i, old in enumerate(ranges):
         for j in range(len(sizes)):
             last = len(sizes) - 1 if include_later else j
-            donors = [k for task in range(j, last + 1) for k in ranges[task]]
+            sources = [k for task in range(j, last + 1) for k in ranges[task]]
             for c in old:
                 if j <= i:
-                    assert torch.equal(found[j, c], real[j, c])
+                    assert torch.equal(actual[j, c], real[j, c])
                     continue
-                alike = torch.stack([F.cosine_similarity(real[i, c], real[i, k], dim=0) for k in donors]).exp()
-                expected = sum(a / alike.sum() * real[j, k] for a, k in zip(alike, donors, strict=True))
-                torch.testing.assert_close(found[j, c], expected)
-                others = real[j, donors]
-                assert (found[j, c] >= others.amin(0) - 1e-6).all()
-                assert (found[j, c] <= others.amax(0) + 1e-6).all(), "inside the donors' convex hull"
+                similarities = torch.stack([F.cosine_similarity(real[i, c], real[i, k], dim=0) for k in sources]).exp()
+                expected = sum(a / similarities.sum() * real[j, k] for a, k in zip(similarities, sources, strict=True))
+                torch.testing.assert_close(actual[j, c], expected)
+                others = real[j, sources]
+                assert (actual[j, c] >= others.amin(0) - 1e-6).all()
+                assert (actual[j, c] <= others.amax(0) + 1e-6).all(), "in the convex hull of the sources"
 
 
 @pytest.mark.parametrize("include_later", [True, False])
 def test_synthesis_ignores_synthesised_prototypes(include_later):
     sizes = (2, 1, 3, 1)
-    ranges, prototypes = ranges_of(*sizes), draw(*sizes)
+    ranges, prototypes = ranges_of(*sizes), random_prototypes(*sizes)
     expected = synthesise(prototypes, ranges, include_later)
     for task, classes in enumerate(ranges):
         prototypes[task + 1 :, classes.start : classes.stop] = torch.nan
-    found = synthesise(prototypes, ranges, include_later)
-    assert torch.equal(found, expected)
-    assert torch.equal(synthesise(found, ranges, include_later), expected)
+    actual = synthesise(prototypes, ranges, include_later)
+    assert torch.equal(actual, expected)
+    assert torch.equal(synthesise(actual, ranges, include_later), expected)
 
 
 def test_synthesis_from_equal_sources_equals_the_source():
-    prototypes = draw(2, 3, 1)
-    prototypes[1, 2:5] = prototypes[1, 2]  # all donors of subspace 1 agree, except for the last class
+    prototypes = random_prototypes(2, 3, 1)
+    prototypes[1, 2:5] = prototypes[1, 2]  # all sources of subspace 1 are equal, except for the last class
     prototypes[1, 5] = prototypes[1, 2]
-    found = synthesise(prototypes, ranges_of(2, 3, 1), include_later=True)
-    torch.testing.assert_close(found[1, :2], prototypes[1, 2].expand(2, -1))
-    torch.testing.assert_close(found[2, :5], prototypes[2, 5].expand(5, -1))
+    actual = synthesise(prototypes, ranges_of(2, 3, 1), include_later=True)
+    torch.testing.assert_close(actual[1, :2], prototypes[1, 2].expand(2, -1))
+    torch.testing.assert_close(actual[2, :5], prototypes[2, 5].expand(5, -1))
 
 
 def test_recalculation_updates_synthesised_prototypes(tiny_run):
@@ -218,7 +220,7 @@ def test_recalculation_updates_synthesised_prototypes(tiny_run):
     assert torch.equal(runs[True][1], runs[False][1]), "with one later task there is nothing to recalculate"
     assert torch.equal(runs[False][2][1, :2], runs[False][1][1, :2])
     assert not torch.equal(runs[True][2][1, :2], runs[True][1][1, :2])
-    assert torch.equal(runs[True][2][2], runs[False][2][2]), "the newest subspace has the same donors"
+    assert torch.equal(runs[True][2][2], runs[False][2][2]), "the newest subspace has the same sources"
 
 
 def test_the_pretrained_network_as_an_additional_subspace(tiny_run):
@@ -253,10 +255,10 @@ def test_options_and_published_values():
         "imagenet-r": (0.05, 16, 5e-3, 0.1),
         "": (0.05, 16, 5e-3, 0.1),
     }
-    for data, (rate, batch, decay, alpha) in official.items():
+    for data, (learning_rate, batch, decay, alpha) in official.items():
         for name in ("ease", "per-task"):
             kind = method_class(name)
             options = make_options(kind.Options, preset_options(name, f"paper/{data}" if data else "paper"))
-            assert (options.learning_rate, options.batch_size, options.weight_decay) == (rate, batch, decay)
+            assert (options.learning_rate, options.batch_size, options.weight_decay) == (learning_rate, batch, decay)
             assert (options.epochs, options.rank, options.head) == (20, 64, "cosine")
             assert getattr(options, "alpha", alpha) == alpha

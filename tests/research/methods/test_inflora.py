@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InfLoRA: where a task may act, what folding keeps, and what a single class does."""
+"""InfLoRA: directions of the updates, folding, memory, and tasks of one class."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ def test_trained_parameters_per_task_at_vit_b():
 
 
 def test_second_moments_are_the_mean_outer_product_of_all_attention_inputs(ready):
-    vit, seen = ready.method.vit, {}
+    vit, tokens_by_block = ready.method.vit, {}
     for index, block in enumerate(vit.vit.blocks):
         block.attn.qkv.register_forward_pre_hook(
-            lambda _, inputs, index=index: seen.setdefault(index, []).extend(inputs[0].flatten(0, 1).double())
+            lambda _, inputs, index=index: tokens_by_block.setdefault(index, []).extend(
+                inputs[0].flatten(0, 1).double()
+            )
         )
-    watching = SecondMoments(vit.depth, vit.width)
+    recorder = SecondMoments(vit.depth, vit.width)
     images = shown_images(ready)
     plain = ready.method.features(images)
-    seen.clear()
+    tokens_by_block.clear()
     for batch in images.split(4):  # the last is smaller: tokens count, not batches
-        ready.method.features(batch, watching)
-    for index, moment in enumerate(watching.means()):
-        naive = sum(torch.outer(token, token) for token in seen[index]) / len(seen[index])
+        ready.method.features(batch, recorder)
+    for index, moment in enumerate(recorder.means()):
+        naive = sum(torch.outer(token, token) for token in tokens_by_block[index]) / len(tokens_by_block[index])
         torch.testing.assert_close(moment, naive, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ready.method.features(images, SecondMoments(vit.depth, vit.width)), plain)
 
@@ -113,9 +115,9 @@ def test_folding_preserves_the_features(ready):
 
 def test_queries_are_not_updated(ready):
     learn_all(ready)
-    beside = ready.method.folded.qkv_update(1, torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1)))
-    assert (beside[..., :64] == 0).all()
-    assert beside[..., 64:].abs().min(dim=1).values.max() > 0
+    update = ready.method.folded.qkv_update(1, torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1)))
+    assert (update[..., :64] == 0).all()
+    assert update[..., 64:].abs().min(dim=1).values.max() > 0
 
 
 def test_old_heads_stay_bit_identical_even_under_weight_decay(tiny_run):
@@ -215,10 +217,10 @@ WIDTH = 24
 
 
 def moment(seed: int, decay: float = 0.75, width: int = WIDTH) -> torch.Tensor:
-    """A random second moment whose spectrum falls like real attention inputs do."""
+    """A random second moment whose spectrum decays like that of real attention inputs."""
     generator = torch.Generator().manual_seed(seed)
-    turn = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))[0]
-    return turn @ torch.diag(decay ** torch.arange(width, dtype=torch.float64)) @ turn.T
+    rotation = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))[0]
+    return rotation @ torch.diag(decay ** torch.arange(width, dtype=torch.float64)) @ rotation.T
 
 
 def projector(basis: torch.Tensor) -> torch.Tensor:
@@ -231,7 +233,7 @@ def used_projector(memory: Memory) -> torch.Tensor:
 
 
 def published_step(basis, mode, matrix, share):
-    """One update as the official code does it, with the first task's wrong label put right."""
+    """One update as in the official code, with the wrong label of the first task corrected."""
     width = len(matrix)
     total = (torch.linalg.svdvals(matrix) ** 2).sum()
     if basis is None:
@@ -271,7 +273,7 @@ def test_a_whole_stream_equals_the_published_algorithm(epsilon, seed):
         torch.testing.assert_close(projector(memory.basis), projector(basis), rtol=0, atol=1e-8)
         orthonormal = memory.basis.T @ memory.basis
         torch.testing.assert_close(orthonormal, torch.eye(len(orthonormal), dtype=torch.float64), rtol=0, atol=1e-12)
-        assert memory.used >= used, "what old tasks use never shrinks"
+        assert memory.used >= used, "used directions are never freed"
         used = memory.used
         modes.append(mode)
     assert modes[0] == "remove"
@@ -297,7 +299,7 @@ def test_memory_of_a_hand_worked_example():
 
 
 def test_the_free_directions_are_stored_if_the_first_task_uses_half_or_more():
-    """The official code stores the used directions and calls them free."""
+    """The official code stores the used directions but labels them as free."""
     matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
     memory = update_memory(None, matrix, 0.95)
     assert (memory.retain, memory.used) == (True, 2)
@@ -313,8 +315,8 @@ def test_both_forms_of_a_memory_are_equivalent(used):
     removing, retaining = Memory(basis[:, :used], retain=False), Memory(basis[:, used:], retain=True)
     assert removing.used == retaining.used == used
     for energy in ("published", "textbook"):
-        one, other = (update_memory(memory, moment(4), 0.99, energy) for memory in (removing, retaining))
-        torch.testing.assert_close(used_projector(one), used_projector(other), rtol=0, atol=1e-10)
+        remove_form, retain_form = (update_memory(memory, moment(4), 0.99, energy) for memory in (removing, retaining))
+        torch.testing.assert_close(used_projector(remove_form), used_projector(retain_form), rtol=0, atol=1e-10)
     rows = [reduction_matrix(moment(4), memory, 3) for memory in (removing, retaining)]
     torch.testing.assert_close(rows[0].T @ rows[0], rows[1].T @ rows[1], rtol=0, atol=1e-10)
 
@@ -343,7 +345,7 @@ def test_the_row_norm_is_that_of_a_kaiming_uniform_row():
 def test_textbook_energy_equals_gradient_projection_memory():
     generator = torch.Generator().manual_seed(2)
     inputs = [moment(seed) @ torch.randn(WIDTH, 200, generator=generator, dtype=torch.float64) for seed in (7, 8)]
-    moments = [one @ one.T / 200 for one in inputs]
+    moments = [remove_form @ remove_form.T / 200 for remove_form in inputs]
     first = update_memory(None, moments[0], 0.7, "textbook")
     left, values, _ = torch.linalg.svd(inputs[0], full_matrices=False)
     count = int((values.square().cumsum(0) / values.square().sum() < 0.7).sum())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MOS against independent formulas: the merge, the Gaussians, the alignment and the retrieval."""
+"""MOS against independent formulas: merging, Gaussians, alignment and retrieval."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def copied(state):
 
 
 def naive_scores(method: MOS, images):
-    """The retrieval as the paper tells it: one image at a time, every feature from a pass of its own."""
+    """The retrieval as described in the paper: one image at a time, with a separate pass for every feature."""
     task_of = [task for task, size in enumerate(method.sizes) for _ in range(size)]
-    rows, visited = [], []
+    rows, paths = [], []
     for image in images:
         features = [method.features(image[None], snapshot)[0] for snapshot in method.snapshots]
         similar = torch.stack([F.cosine_similarity(features[0], p, dim=0) for p in method.prototypes])
@@ -37,41 +37,43 @@ def naive_scores(method: MOS, images):
         for _ in range(method.options.refinements):
             path.append(adapter)
             logits = method.head.weight @ features[adapter] + method.head.bias
-            answer = task_of[int(logits.argmax())]
-            if answer == adapter:
+            predicted_task = task_of[int(logits.argmax())]
+            if predicted_task == adapter:
                 break
-            adapter = answer
+            adapter = predicted_task
         rows.append(logits.softmax(0) + (similar * len(method.sizes)).softmax(0))
-        visited.append(path)
-    return torch.stack(rows).detach(), visited
+        paths.append(path)
+    return torch.stack(rows).detach(), paths
 
 
-def unsettle(method: MOS) -> None:
-    """Adapters and a head so different from each other that images wander from adapter to adapter."""
-    draw = generator(5)
+def randomise(method: MOS) -> None:
+    """Random adapters and a random head, so that the retrieved adapter changes repeatedly."""
+    random_generator = generator(5)
     for part in (*method.snapshots, method.head):
         for parameter in part.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=draw)
+            parameter.data = torch.randn(parameter.shape, generator=random_generator)
 
 
 @pytest.mark.parametrize("refinements", [1, 2, 4])
 def test_batched_retrieval_equals_a_loop_over_images(refinements, tiny_run):
     ready = mos(tiny_run, "1,2,1,1,1", refinements=refinements)
     method, images = learn_all(ready), shown_images(ready)
-    unsettle(method)
+    randomise(method)
     expected, paths = naive_scores(method, images)
-    asked = sum(len({0, *path}) for path in paths)
-    run = []
-    hook = method.vit.vit.blocks[0].attn.qkv.register_forward_pre_hook(lambda _, inputs: run.append(len(inputs[0])))
-    found = method.scores(images)
+    num_passes = sum(len({0, *path}) for path in paths)
+    batch_sizes = []
+    hook = method.vit.vit.blocks[0].attn.qkv.register_forward_pre_hook(
+        lambda _, inputs: batch_sizes.append(len(inputs[0]))
+    )
+    actual = method.scores(images)
     hook.remove()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     alone = torch.cat([method.scores(image[None]) for image in images])
     torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-5)
-    assert sum(run) == asked < len(images) * method.forward_passes(method.options, 5)
+    assert sum(batch_sizes) == num_passes < len(images) * method.forward_passes(method.options, 5)
     if refinements == 4:
-        assert max(len(set(path)) for path in paths) > 2, "the test is about images that wander"
-        assert any(len(set(path)) < len(path) for path in paths), "and that come back"
+        assert max(len(set(path)) for path in paths) > 2, "the retrieved adapter changes repeatedly"
+        assert any(len(set(path)) < len(path) for path in paths), "also back to an earlier one"
 
 
 def test_scores_after_learning_equal_a_loop_over_images(tiny_run):
@@ -85,10 +87,10 @@ def test_scores_after_learning_equal_a_loop_over_images(tiny_run):
 def test_one_task_needs_one_pass(tiny_run):
     ready = mos(tiny_run, "6")
     method, images = learn_all(ready), shown_images(ready)
-    run = []
-    method.vit.vit.blocks[0].attn.qkv.register_forward_pre_hook(lambda _, inputs: run.append(len(inputs[0])))
+    batch_sizes = []
+    method.vit.vit.blocks[0].attn.qkv.register_forward_pre_hook(lambda _, inputs: batch_sizes.append(len(inputs[0])))
     scores = method.scores(images)
-    assert run == [len(images)]
+    assert batch_sizes == [len(images)]
     features = method.features(images, method.snapshots[0])
     similar = F.cosine_similarity(features[:, None], method.prototypes[None], dim=2)
     torch.testing.assert_close(scores, method.head(features).softmax(1) + similar.softmax(1))
@@ -113,7 +115,7 @@ def test_one_merge_moves_the_adapter_by_the_momentum(tiny_run):
     ready = mos(tiny_run)
     method = ready.method
     learn_all(ready, [0, 1])
-    unsettle(method)
+    randomise(method)
     pairs = list(zip(*(module.parameters() for module in (method.working, *method.snapshots)), strict=True))
     before = [(parameter.detach().clone(), (first + second) / 2) for parameter, first, second in pairs]
     method._merge_towards(method.snapshots)()
@@ -123,11 +125,11 @@ def test_one_merge_moves_the_adapter_by_the_momentum(tiny_run):
 
 @pytest.mark.parametrize(("mode", "merges"), [("per-step", 1), ("official", 3)])
 def test_number_of_merges_per_step(mode, merges, tiny_run):
-    """Without learning only the merge moves the adapter: once per step, or once more for each of the two blocks."""
+    """Without learning, only the merge changes the adapter: once per step, plus once for each of the two blocks."""
     ready = mos(tiny_run, mos_ema=mode, learning_rate=0.0, batch_size=4, epochs=2)
     method = ready.method
     learn_all(ready, [0, 1])
-    unsettle(method)
+    randomise(method)
     for parameter in method.working.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator(3))
     task = ready.task(2)
@@ -137,11 +139,15 @@ def test_number_of_merges_per_step(mode, merges, tiny_run):
     parts = (*method.snapshots, method.working)
     for began, *values in zip(start, *(part.parameters() for part in parts), strict=True):
         first, second, ended, left = (value.detach() for value in values)
-        elder = (first + second) / 2
-        torch.testing.assert_close(ended - elder, 0.9 ** (merges * steps) * (began - elder), rtol=1e-3, atol=1e-5)
-        # The official code goes on merging while it measures the classes, so the next task starts elsewhere.
-        further = 0.9**2 if mode == "official" else 1.0
-        torch.testing.assert_close(left - elder, further * (ended - elder), rtol=1e-3, atol=1e-5)
+        mean_of_earlier = (first + second) / 2
+        torch.testing.assert_close(
+            ended - mean_of_earlier, 0.9 ** (merges * steps) * (began - mean_of_earlier), rtol=1e-3, atol=1e-5
+        )
+        # The official code also merges while it computes the Gaussians, which changes the start of the next task.
+        further_factor = 0.9**2 if mode == "official" else 1.0
+        torch.testing.assert_close(
+            left - mean_of_earlier, further_factor * (ended - mean_of_earlier), rtol=1e-3, atol=1e-5
+        )
 
 
 def test_each_task_continues_from_the_previous_adapter(tiny_run):
@@ -195,7 +201,7 @@ def test_a_single_class_is_learned_despite_zero_cross_entropy(tiny_run):
     method = ready.method
     learn_all(ready, [0])
     report = method.learn(ready.task(1))
-    assert min(report["losses"]) > 0, "the regulariser is left"
+    assert min(report["losses"]) > 0, "the regulariser remains"
     first, second = (list(snapshot.parameters()) for snapshot in method.snapshots)
     assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert report["alignment_losses"][-1] < report["alignment_losses"][0]
@@ -207,7 +213,7 @@ def test_the_learning_rate_of_the_head_is_a_tenth(tiny_run, monkeypatch):
 
     rates = []
     monkeypatch.setattr(
-        module, "train", lambda groups, *_, **__: rates.append([each.lr_scale for each in groups]) or []
+        module, "train", lambda groups, *_, **__: rates.append([group.lr_scale for group in groups]) or []
     )
     ready = mos(tiny_run)
     ready.method.learn(ready.task(0))
@@ -259,8 +265,8 @@ def test_gaussians_store_mean_and_covariance_with_jitter():
     for gaussians in (full, diagonal):
         gaussians.add(features, labels, range(7, 10))
         torch.testing.assert_close(gaussians.means[1], features[12:29].mean(0))
-    for index, own in enumerate((features[:12], features[12:29])):
-        expected = torch.cov(own.T) + 1e-4 * torch.eye(4)
+    for index, features_of_class in enumerate((features[:12], features[12:29])):
+        expected = torch.cov(features_of_class.T) + 1e-4 * torch.eye(4)
         torch.testing.assert_close(full.factor_of(index) @ full.factor_of(index).T, expected)
         torch.testing.assert_close(diagonal.factor_of(index).square(), torch.diag(torch.diag(expected)))
     for gaussians in (full, diagonal):
@@ -285,9 +291,9 @@ def test_sampled_features_have_the_statistics_of_their_class(covariance):
     assert labels.bincount().tolist() == [20_000, 20_000]
     expected = torch.cov(source.T) if covariance == "full" else torch.diag(source.var(0))
     for label in (0, 1):
-        own = features[labels == label]
-        torch.testing.assert_close(own.mean(0), source.mean(0) + 5 * label, rtol=0, atol=0.1)
-        torch.testing.assert_close(torch.cov(own.T), expected, rtol=0.05, atol=0.15)
+        features_of_class = features[labels == label]
+        torch.testing.assert_close(features_of_class.mean(0), source.mean(0) + 5 * label, rtol=0, atol=0.1)
+        torch.testing.assert_close(torch.cov(features_of_class.T), expected, rtol=0.05, atol=0.15)
     again = Gaussians(3, covariance)
     again.load_state_dict(gaussians.state_dict())
     assert torch.equal(again.sample(5, generator(4))[0], gaussians.sample(5, generator(4))[0])
@@ -306,7 +312,7 @@ def test_published_adapter_has_the_published_size(tiny_run):
     assert MOS.paper_presets["imagenet-a"]["covariance"] == "diagonal"
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 0}, {"momentum": 1.0}, {"regulariser_temperature": 0.0}])
-def test_impossible_options_are_refused(wrong):
-    with pytest.raises(OneaError, match=next(iter(wrong))):
-        MOS.Options(**wrong)
+@pytest.mark.parametrize("option", [{"rank": 0}, {"momentum": 1.0}, {"regulariser_temperature": 0.0}])
+def test_impossible_options_are_refused(option):
+    with pytest.raises(OneaError, match=next(iter(option))):
+        MOS.Options(**option)

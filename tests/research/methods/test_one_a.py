@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-A+: epochs that follow the images, statistics that follow the adapter, and a guard against bad adapters."""
+"""One-A+: number of epochs, drift compensation of the statistics, and the guard against harmful adapters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_epochs_depend_on_the_images_per_class(images_per_class, epochs):
 
 @given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
 def test_given_options_are_kept(classes, images):
-    asked = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
-    found = OneAPlusOptions(**asked).training_options(classes, images)
-    assert {name: getattr(found, name) for name in asked} == asked
+    given_options = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
+    actual = OneAPlusOptions(**given_options).training_options(classes, images)
+    assert {name: getattr(actual, name) for name in given_options} == given_options
     assert OneAPlusOptions().training_options(classes, images).batch_size == (64 if images < 2500 else 128)
-    alone = OneAPlusOptions(epochs=4).training_options(classes, images)
-    assert (alone.epochs, alone.min_epochs, alone.max_epochs) == (4, 2, 6)
+    only_epochs = OneAPlusOptions(epochs=4).training_options(classes, images)
+    assert (only_epochs.epochs, only_epochs.min_epochs, only_epochs.max_epochs) == (4, 2, 6)
 
 
 @pytest.mark.parametrize("merge", ["one-a", "ties", "newest"])
@@ -49,17 +49,17 @@ def test_other_operators_have_their_default_options(merge):
 
 def test_statistics_change_only_with_the_adapter(tiny_run):
     ready = prepared(tiny_run | {"sizes": "3,1,2"}, learning_rate=0.5, guard=0.0)
-    moved = []
+    outcomes = []
     for index in range(3):
         before = ready.method.prototypes.clone()
         report = ready.method.learn(ready.task(index))
         same = torch.equal(ready.method.prototypes[: len(before)], before)
-        moved.append((report["trained"], not same))
-    assert moved == [(True, False), (False, False), (True, True)]
+        outcomes.append((report["trained"], not same))
+    assert outcomes == [(True, False), (False, False), (True, True)]
 
 
 def test_a_harmful_adapter_is_not_merged(tiny_run, tmp_path):
-    """A rate at which training destroys the features: what was there before is there afterwards, and answers."""
+    """With a learning rate that destroys the features, the previous adapter is kept and still predicts."""
     write_tiny_images(tmp_path, classes=6, train=30, test=2)
     values = tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}
     ready = prepared(values, learning_rate=50.0, guard=0.5, weight_decay=0.0)
@@ -81,13 +81,15 @@ def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
     assert report["guard"]["images"] == held_out.sum()
 
 
-@pytest.mark.parametrize(("images", "share", "least", "most"), [(5, 0.1, 1, 3), (4, 0.9, 1, 12), (60, 0.9, 190, 210)])
-def test_the_guard_leaves_two_images_of_each_class(tiny_run, tmp_path, images, share, least, most):
+@pytest.mark.parametrize(
+    ("images", "share", "at_least", "at_most"), [(5, 0.1, 1, 3), (4, 0.9, 1, 12), (60, 0.9, 190, 210)]
+)
+def test_the_guard_leaves_two_images_of_each_class(tiny_run, tmp_path, images, share, at_least, at_most):
     write_tiny_images(tmp_path, classes=6, train=images, test=1)
     ready = prepared(tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}, guard=share)
     task = ready.task(0)
     held_out = held_out_mask(task, share)
-    assert least <= held_out.sum() <= most
+    assert at_least <= held_out.sum() <= at_most
     assert task.labels[~held_out].bincount().min() >= 2
 
 
@@ -101,8 +103,11 @@ def test_a_compared_classifier_equals_a_run_with_it(tiny_run, tmp_path):
     options = tiny_run["options"] | {"compare_classifiers": "slda,whitened", "guard": 0.0}
     record = run(make_config(values | {"options": options}), tmp_path / "all")
     assert sorted(record["classifiers"]) == ["slda", "whitened"]
-    alone = tiny_run["options"] | {"classifier": "slda", "guard": 0.0}
-    assert run(make_config(values | {"options": alone}), tmp_path / "slda")["correct"] == record["classifiers"]["slda"]
+    only_epochs = tiny_run["options"] | {"classifier": "slda", "guard": 0.0}
+    assert (
+        run(make_config(values | {"options": only_epochs}), tmp_path / "slda")["correct"]
+        == record["classifiers"]["slda"]
+    )
 
 
 def test_results_do_not_depend_on_the_name_of_the_folder(tiny_run, tiny_images, tmp_path):
@@ -121,7 +126,7 @@ def test_results_do_not_depend_on_the_name_of_the_folder(tiny_run, tiny_images, 
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"classifier": "lda"}, "Unknown classifier 'lda'"),
         ({"classifier_options": "directions"}, "classifier_options has 'directions'"),
@@ -130,6 +135,6 @@ def test_results_do_not_depend_on_the_name_of_the_folder(tiny_run, tiny_images, 
         ({"min_epochs": 9, "max_epochs": 3, "epochs": 5}, "min_epochs is 9"),
     ],
 )
-def test_invalid_options_are_refused_before_training(tiny_run, options, sentence):
-    with pytest.raises(OneaError, match=sentence):
+def test_invalid_options_are_refused_before_training(tiny_run, options, message):
+    with pytest.raises(OneaError, match=message):
         prepared(tiny_run, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets: the default looks at numbers and at nothing else, and gives every method the same work."""
+"""Presets: the default depends only on the size of the dataset and is the same for every method."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ SHARED = ("batch_size", "epochs", "min_epochs", "max_epochs", "epoch_growth")
 
 @pytest.mark.parametrize("method", METHODS.names)
 def test_every_preset_fits_every_method(method: str) -> None:
-    kind = method_class(method)
+    method_type = method_class(method)
     for preset in get_args(Preset):
-        make_options(kind.Options, preset_options(method, preset, CIFAR))
-    assert (method in TRAINED) == (kind.base_learning_rate is not None), "whatever is trained has a rate that was tuned"
+        make_options(method_type.Options, preset_options(method, preset, CIFAR))
+    assert (method in TRAINED) == (method_type.base_learning_rate is not None), (
+        "every trained method has a tuned learning rate"
+    )
     assert (method in TRAINED) == ("learning_rate" in preset_options(method, "auto", CUB))
 
 
 @pytest.mark.parametrize("method", TRAINED)
 def test_all_methods_get_the_same_epochs_and_batches(method: str) -> None:
-    for shape in (CIFAR, CUB, DatasetSize(36, 6, 3)):
-        options = preset_options(method, "auto", shape)
-        assert {name: options[name] for name in SHARED} == training_defaults(shape)
-        built = make_options(method_class(method).Options, options)
-        plan = StreamPlan(shape.classes, shape.tasks)
-        ours = make_options(method_class("one-a").Options, preset_options("one-a", "auto", shape))
-        assert [built.epochs_for(size, plan) for size in range(1, 40)] == [
-            ours.epochs_for(size, plan) for size in range(1, 40)
+    for size in (CIFAR, CUB, DatasetSize(36, 6, 3)):
+        options = preset_options(method, "auto", size)
+        assert {name: options[name] for name in SHARED} == training_defaults(size)
+        options_object = make_options(method_class(method).Options, options)
+        plan = StreamPlan(size.classes, size.tasks)
+        one_a_options = make_options(method_class("one-a").Options, preset_options("one-a", "auto", size))
+        assert [options_object.epochs_for(size, plan) for size in range(1, 40)] == [
+            one_a_options.epochs_for(size, plan) for size in range(1, 40)
         ]
 
 
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_task_is_trained_for_the_epochs_of_its_size(method: str, tiny_run) -> None:
-    """The same number for every method, whichever of the tasks it trains on."""
-    given = {"rank": 4, "batch_size": 8, "epochs": 2, "epoch_growth": 0.5}
-    known = {field.name for field in dataclasses.fields(method_class(method).Options)}
-    ready = prepared(tiny_run | {"options": {n: v for n, v in given.items() if n in known}}, method, sizes="4,1,1")
+    """The number is the same for every method that trains on the task."""
+    options = {"rank": 4, "batch_size": 8, "epochs": 2, "epoch_growth": 0.5}
+    names = {field.name for field in dataclasses.fields(method_class(method).Options)}
+    ready = prepared(tiny_run | {"options": {n: v for n, v in options.items() if n in names}}, method, sizes="4,1,1")
     seen, plan = 0, StreamPlan(6, 3)
     for index, size in enumerate(ready.stream.sizes):
         report, seen = ready.method.learn(ready.task(index)), seen + size
         if report.get("trained") is not False:
-            classes = seen if method == "joint" else size  # which retrains on all of them
+            classes = seen if method == "joint" else size  # which trains on all classes seen
             assert report["epochs"] == ready.method.options.epochs_for(classes, plan)
             assert report["epochs"] == (3 if classes >= 4 else 1), "two for a task of average size"
 
@@ -77,13 +79,13 @@ def test_the_name_of_the_folder_does_not_affect_the_options(tiny_run, tiny_image
 
 
 def test_training_defaults_are_monotone() -> None:
-    shapes = [DatasetSize(10 * images, 10, 2) for images in (1, 2, 5, 10, 20, 30, 50, 100, 250, 500, 1300, 5000)]
-    rules = [training_defaults(shape) for shape in shapes]
+    sizes = [DatasetSize(10 * images, 10, 2) for images in (1, 2, 5, 10, 20, 30, 50, 100, 250, 500, 1300, 5000)]
+    rules = [training_defaults(size) for size in sizes]
     epochs, batches = ([rule[name] for rule in rules] for name in ("epochs", "batch_size"))
-    assert epochs == sorted(epochs, reverse=True), "the more images a class has, the fewer times they are seen"
+    assert epochs == sorted(epochs, reverse=True), "more images per class get fewer epochs"
     assert batches == sorted(batches)
-    work = [rule["epochs"] * shape.images for rule, shape in zip(rules, shapes, strict=True)]
-    assert work == sorted(work), "and yet more images are never less work"
+    work = [rule["epochs"] * size.images for rule, size in zip(rules, sizes, strict=True)]
+    assert work == sorted(work), "but more images never mean less training"
     assert all(1 <= rule["min_epochs"] <= rule["epochs"] <= rule["max_epochs"] for rule in rules)
 
 
@@ -109,15 +111,15 @@ def test_the_record_holds_the_size_from_which_the_preset_was_computed(tiny_run, 
     images = sum(task["images"] for task in record["tasks"])
     assert record["data"]["task_images"] == images < record["data"]["train_images"]
     assert dataclasses.asdict(method_options(config, recorded_dataset_size(record))) == record["options"]
-    del record["data"]["task_images"]  # an older one
+    del record["data"]["task_images"]  # an older record
     assert recorded_dataset_size(record).images == record["data"]["train_images"]
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks/presets/trials.csv").exists(), reason="no trials yet")
 def test_base_learning_rates_are_the_best_of_the_recorded_trials() -> None:
-    choice = script("preset_choice", "benchmarks/presets")
-    rows = choice.read_rows(choice.TRIALS)
+    preset_choice = script("preset_choice", "benchmarks/presets")
+    rows = preset_choice.read_rows(preset_choice.TRIALS)
     for name in TRAINED:
-        scores = choice.mean_scores(rows, name)
+        scores = preset_choice.mean_scores(rows, name)
         assert len(scores) >= 5, name  # in the trials of this network
-        assert choice.choose(scores) == method_class(name).base_learning_rate, name
+        assert preset_choice.choose(scores) == method_class(name).base_learning_rate, name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""L2P, DualPrompt and CODA-Prompt against naive versions of themselves, and what each promises about its state."""
+"""L2P, DualPrompt and CODA-Prompt against naive implementations, and properties of their states."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def two_heads(tmp_path_factory):
 
 
 def naive_input_prompts(vit, image, prompts):
-    """One image through timm's own modules, the prompts at the place and position of the class token."""
+    """One image through timm's modules, with prompts after the class token that have its position embedding."""
     net = vit.vit
     patches = net.patch_embed(image[None])[0] + net.pos_embed[0, 1:]
     start = (net.cls_token[0] + net.pos_embed[0, :1]).reshape(1, -1)
@@ -78,9 +78,9 @@ def naive_prefix_prompts(vit, image, by_block):
 
 def test_input_prompts_take_the_class_tokens_position_and_are_the_feature(two_heads):
     images, prompts = random(3, 3, 28, 28), random(3, 4, 128, seed=1)
-    found = two_heads(images, InputPrompts(two_heads, prompts))
+    actual = two_heads(images, InputPrompts(two_heads, prompts))
     expected = torch.stack([naive_input_prompts(two_heads, i, p) for i, p in zip(images, prompts, strict=True)])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     shared = two_heads(images, InputPrompts(two_heads, prompts[:1]))
     torch.testing.assert_close(shared[0], expected[0], rtol=1e-4, atol=1e-5)
 
@@ -88,12 +88,12 @@ def test_input_prompts_take_the_class_tokens_position_and_are_the_feature(two_he
 def test_prefix_prompts_equal_a_loop_over_heads(two_heads):
     images = random(3, 3, 28, 28)
     by_block = {0: (random(1, 2, 128, seed=1), random(1, 2, 128, seed=2)), 2: (random(3, 4, 128), random(3, 4, 128))}
-    found = two_heads(images, PrefixPrompts(2, by_block))
+    actual = two_heads(images, PrefixPrompts(2, by_block))
     expected = [
         naive_prefix_prompts(two_heads, image, {b: (k[i % len(k)], v[i % len(v)]) for b, (k, v) in by_block.items()})
         for i, image in enumerate(images)
     ]
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_no_prefix_differs_from_a_prefix_of_zeros(two_heads):
@@ -123,7 +123,7 @@ def test_batch_matching_counts_votes_and_depends_on_the_neighbours():
     indices, cosines = match_keys(queries, keys, 2, "batch")
     assert indices.tolist() == [[1, 0]] * 4
     torch.testing.assert_close(cosines, F.normalize(queries, dim=1)[:, [1, 0]])
-    assert match_keys(queries[3:], keys, 2, "batch")[0].tolist() == [[0, 3]], "alone, the last one gets its own"
+    assert match_keys(queries[3:], keys, 2, "batch")[0].tolist() == [[0, 3]], "alone, the last query gets its own keys"
 
 
 def test_old_rows_get_no_gradients_and_no_weight_decay():
@@ -190,8 +190,10 @@ def test_the_row_of_a_single_class_stays_random(method, tiny_run):
     assert torch.equal(after["head.weight"][3:], rows.weight)
     assert torch.equal(after["head.bias"][3:], rows.bias)
     assert report["trained"]
-    moved = {n for n, old in before.items() if n.startswith("prompts.") and not torch.equal(after[n][: len(old)], old)}
-    assert moved == ({"prompts.keys"} if method == "l2p" else set())
+    changed = {
+        n for n, old in before.items() if n.startswith("prompts.") and not torch.equal(after[n][: len(old)], old)
+    }
+    assert changed == ({"prompts.keys"} if method == "l2p" else set())
 
 
 @pytest.mark.parametrize("sizes", ["1,3,2", "3,1,2"])
@@ -208,7 +210,7 @@ def test_a_skipped_task_adds_only_a_row_of_the_head(method, sizes, tiny_run):
         if size == 1:
             assert "losses" not in report
             kept = [n for n in before if n.startswith("prompts.") and (index or n != "prompts.general")]
-            first = index == 0 and method == "l2p"  # the pool is drawn with the first task, whatever it is
+            first = index == 0 and method == "l2p"  # the pool is initialised in the first task of any kind
             assert first or all(torch.equal(before[n], after[n]) for n in kept)
         shapes.append(len(after["head.weight"]))
     assert shapes[-1] == 6
@@ -268,7 +270,7 @@ def naive_task(ready, task, head, parameters, extra_loss, features, rates):
 
 
 def second_task(values, method, **options):
-    """A method before and after its second task, and a full head as it was before (new rows drawn in advance)."""
+    """A method before and after its second task, and a full head as it was before (with the new rows)."""
     ready = prepared(with_options(values, weight_decay=0.0, learning_rate=0.01, **options), method, sizes="2,3,1")
     ready.method.learn(ready.task(0))
     before = clone(ready.method.state_dict())
@@ -280,8 +282,8 @@ def second_task(values, method, **options):
     return ready, before, ready.method.state_dict() | {"losses": losses}, (weight, bias)
 
 
-def assert_same(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=2e-4)
 
 
 def test_l2p_equals_a_naive_loop(tiny_run):
@@ -296,11 +298,11 @@ def test_l2p_equals_a_naive_loop(tiny_run):
         _, chosen = nearest(query)
         return naive_input_prompts(ready.method.vit, image, torch.cat([prompts[int(k)] for k in chosen]))
 
-    def extra(queries):
+    def extra_loss(queries):
         chosen = (nearest(query) for query in queries)
         return -0.1 * sum(cosines[best].sum() for cosines, best in chosen) / len(queries)
 
-    assert after["losses"] == naive_task(ready, ready.task(1), head, [prompts, keys], extra, features, [1, 1])
+    assert after["losses"] == naive_task(ready, ready.task(1), head, [prompts, keys], extra_loss, features, [1, 1])
     assert_same(after["prompts.prompts"], prompts.detach())
     assert_same(after["prompts.keys"], keys.detach())
     assert_same(after["head.weight"], head[0].detach()[:5])
@@ -310,7 +312,7 @@ def test_l2p_equals_a_naive_loop(tiny_run):
 def test_dualprompt_equals_a_naive_loop(tiny_run):
     ready, before, after, head = second_task(tiny_run, "dualprompt")
     general = before["prompts.general"].requires_grad_()
-    expert = before["prompts.experts"][0].clone().requires_grad_()  # the second slot starts as the first one ended
+    expert = before["prompts.experts"][0].clone().requires_grad_()  # the second slot starts from the trained first one
     generator = seeds.generator(ready.seed, 1, "expert prompt")
     torch.empty(1, *expert.shape).uniform_(-1, 1, generator=generator)
     key = torch.empty(64).uniform_(-1, 1, generator=generator).requires_grad_()
@@ -319,10 +321,12 @@ def test_dualprompt_equals_a_naive_loop(tiny_run):
         by_block = {0: (general[0, 0], general[0, 1]), 1: (expert[0, 0], expert[0, 1])}
         return naive_prefix_prompts(ready.method.vit, image, by_block)
 
-    def extra(queries):
+    def extra_loss(queries):
         return -0.1 * F.cosine_similarity(queries, key[None], dim=1).mean()
 
-    assert after["losses"] == naive_task(ready, ready.task(1), head, [general, expert, key], extra, features, [1, 1])
+    assert after["losses"] == naive_task(
+        ready, ready.task(1), head, [general, expert, key], extra_loss, features, [1, 1]
+    )
     assert_same(after["prompts.general"], general.detach())
     assert_same(after["prompts.experts"][1], expert.detach())
     assert_same(after["prompts.keys"][1], key.detach())
@@ -356,7 +360,7 @@ def test_coda_prompt_equals_a_naive_loop(orthogonality, tiny_run):
             by_block[block] = (prompt[:4], prompt[4:])
         return naive_prefix_prompts(ready.method.vit, image, by_block)
 
-    def extra(queries):
+    def extra_loss(queries):
         total = torch.zeros(())
         for name in kinds:
             for block in range(2):
@@ -365,7 +369,7 @@ def test_coda_prompt_equals_a_naive_loop(orthogonality, tiny_run):
         return orthogonality * total
 
     rates = [1, 1, math.cos(99 * math.pi / 400)]
-    assert after["losses"] == naive_task(ready, ready.task(1), head, list(new.values()), extra, features, rates)
+    assert after["losses"] == naive_task(ready, ready.task(1), head, list(new.values()), extra_loss, features, rates)
     for name in kinds:
         assert torch.equal(after[f"prompts.{name}"][:4], old[name])
         assert_same(after[f"prompts.{name}"][4:], new[name].detach())
@@ -387,11 +391,11 @@ def test_l2p_prompts_that_are_never_selected_do_not_change(tiny_run):
     chosen = set()
     plain = method.prompts_for_training
 
-    def spy(queries):
+    def record_selection(queries):
         chosen.update(method._match(queries)[0].flatten().tolist())
         return plain(queries)
 
-    method.prompts_for_training = spy
+    method.prompts_for_training = record_selection
     learn_all(ready, [0])
     untrained = prepared(with_options(tiny_run, pool=6), "l2p").method
     untrained.initialise(ready.task(0))
@@ -439,8 +443,8 @@ def test_dualprompt_trains_only_the_newest_expert_which_starts_as_a_copy(tiny_ru
         assert torch.equal(new[name][:2], old[name])
         assert len(new[name]) == 3
     assert not torch.equal(new["prompts.general"], old["prompts.general"])
-    still = prepared(with_options(tiny_run, learning_rate=0.0), "dualprompt", sizes="2,2,2")
-    experts, keys = (learn_all(still).state_dict()[f"prompts.{name}"] for name in ("experts", "keys"))
+    untrained_run = prepared(with_options(tiny_run, learning_rate=0.0), "dualprompt", sizes="2,2,2")
+    experts, keys = (learn_all(untrained_run).state_dict()[f"prompts.{name}"] for name in ("experts", "keys"))
     assert torch.equal(experts[0], experts[2])
     assert len(keys.unique(dim=0)) == 3
 
@@ -449,13 +453,13 @@ def test_dualprompt_trains_only_the_key_for_a_single_class(tiny_run):
     values = with_options(tiny_run, weight_decay=0.0)
     ready = prepared(values, "dualprompt", sizes="1,1,1,1,1,1")
     state = learn_all(ready).state_dict()
-    drawn = seeds.generator(ready.seed, 0, "general prompt")
+    generator = seeds.generator(ready.seed, 0, "general prompt")
     assert len(state["prompts.keys"]) == 6
-    assert torch.equal(state["prompts.general"], torch.empty(1, 2, 5, 64).uniform_(-1, 1, generator=drawn))
+    assert torch.equal(state["prompts.general"], torch.empty(1, 2, 5, 64).uniform_(-1, 1, generator=generator))
     assert len(state["prompts.experts"].unique(dim=0)) == 1
-    drawn = seeds.generator(ready.seed, 3, "expert prompt")
-    torch.empty(1, 1, 2, 5, 64).uniform_(-1, 1, generator=drawn)
-    assert not torch.equal(state["prompts.keys"][3], torch.empty(64).uniform_(-1, 1, generator=drawn))
+    generator = seeds.generator(ready.seed, 3, "expert prompt")
+    torch.empty(1, 1, 2, 5, 64).uniform_(-1, 1, generator=generator)
+    assert not torch.equal(state["prompts.keys"][3], torch.empty(64).uniform_(-1, 1, generator=generator))
 
 
 def test_dualprompt_key_approaches_the_mean_direction_of_its_tasks_queries(tiny_run):
@@ -465,7 +469,7 @@ def test_dualprompt_key_approaches_the_mean_direction_of_its_tasks_queries(tiny_
     for index in range(2):
         task = ready.task(index)
         queries = ready.method.features(task.images.test_views(task.rows))
-        mean = F.normalize(queries, dim=1).mean(0)  # the best that a single key can do
+        mean = F.normalize(queries, dim=1).mean(0)  # the optimum for a single key
         assert float(F.cosine_similarity(mean, ready.method.prompts.keys().detach()[index], dim=0)) > 0.9
 
 
@@ -540,30 +544,30 @@ def gram_schmidt(old, fresh):
 
 def test_new_components_are_what_gram_schmidt_gives():
     old, fresh = random(4, 20), random(3, 20, seed=1)
-    found = orthonormal_rows(old, fresh)
-    torch.testing.assert_close(found, gram_schmidt(old, fresh), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found @ found.T, torch.eye(3), rtol=0, atol=1e-6)
-    assert float((found @ old.T).abs().max()) < 1e-5
+    actual = orthonormal_rows(old, fresh)
+    torch.testing.assert_close(actual, gram_schmidt(old, fresh), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual @ actual.T, torch.eye(3), rtol=0, atol=1e-6)
+    assert float((actual @ old.T).abs().max()) < 1e-5
     assert orthonormal_rows(old[:0], fresh).shape == (3, 20)
 
 
 def test_component_weights_equal_a_loop_and_ignore_scales():
     queries, attention, keys = random(4, 16), random(6, 16, seed=1), random(6, 16, seed=2)
-    found = component_weights(queries, attention, keys)
+    actual = component_weights(queries, attention, keys)
     for b, query in enumerate(queries):
         for k in range(6):
             expected = F.cosine_similarity(query * attention[k], keys[k], dim=0)
-            torch.testing.assert_close(found[b, k], expected)
-    assert (found < 0).any()
-    torch.testing.assert_close(component_weights(3 * queries, attention, 5 * keys), found)
+            torch.testing.assert_close(actual[b, k], expected)
+    assert (actual < 0).any()
+    torch.testing.assert_close(component_weights(3 * queries, attention, 5 * keys), actual)
     assert component_weights(torch.zeros(1, 16), attention, keys).tolist() == [[0] * 6]
 
 
 def test_components_start_orthonormal_and_are_frozen_after_their_task(tiny_run):
-    still = prepared(with_options(tiny_run, learning_rate=0.0), "coda-prompt")
-    still.method.learn(still.task(0))
-    assert float(still.method.prompts.penalty().detach()) < 1e-10
-    for part in still.method.prompts.parts():
+    untrained_run = prepared(with_options(tiny_run, learning_rate=0.0), "coda-prompt")
+    untrained_run.method.learn(untrained_run.task(0))
+    assert float(untrained_run.method.prompts.penalty().detach()) < 1e-10
+    for part in untrained_run.method.prompts.parts():
         for block in range(2):
             rows = part().detach()[:, block].flatten(1)
             torch.testing.assert_close(rows @ rows.T, torch.eye(4), rtol=0, atol=1e-6)
@@ -634,17 +638,16 @@ def test_without_components_coda_prompt_uses_plain_features(tiny_run):
 
 
 def test_published_values_follow_the_table():
-
-    wanted = {
+    expected_presets = {
         "l2p": {"cifar100": (5, 0.001875, 16), "imagenet-r": (10, 0.001875, 32)},
         "dualprompt": {"cifar100": (5, 0.001, 24), "imagenet-r": (10, 0.001, 24)},
         "coda-prompt": {"cifar100": (20, 0.001, 128), "imagenet-r": (50, 0.001, 128)},
     }
-    for name, table in wanted.items():
+    for name, table in expected_presets.items():
         for dataset in ("cifar100", "cub200", "imagenet-a", "imagenet-r", ""):
-            found = preset_options(name, f"paper/{dataset}" if dataset else "paper")
+            actual = preset_options(name, f"paper/{dataset}" if dataset else "paper")
             expected = table.get(dataset, table["imagenet-r"])
-            assert (found["epochs"], found["learning_rate"], found["batch_size"]) == expected
-            assert found["weight_decay"] == 0
+            assert (actual["epochs"], actual["learning_rate"], actual["batch_size"]) == expected
+            assert actual["weight_decay"] == 0
             crop = 0.08 if dataset in table else 0.05
-            assert found.get("crop_scale", 0.05) == (crop if name == "coda-prompt" else 0.05)
+            assert actual.get("crop_scale", 0.05) == (crop if name == "coda-prompt" else 0.05)

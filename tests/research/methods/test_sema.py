@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SEMA: the mixture, when it expands, what it trains and what it leaves alone."""
+"""SEMA: the mixture, its expansion, and which parameters are trained."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from onea.vit.backbones import load_backbone
 WIDTH = 8
 
 
-class Foreign(Task):
-    """A task whose images look like nothing seen before."""
+class ShiftedTask(Task):
+    """A task whose images are far from those of earlier tasks."""
 
     def train_batches(self, *arguments, **named):
         for images, labels in super().train_batches(*arguments, **named):
@@ -43,7 +43,7 @@ def sema(values: dict, sizes: str = "3,1,2", **options):
     return prepared(values, "sema", sizes=sizes, options=values["options"] | options)
 
 
-def experts(count: int, *, zero: bool = False) -> Mixture:
+def random_mixture(count: int, *, zero: bool = False) -> Mixture:
     mixture = Mixture()
     for index in range(count):
         generator = torch.Generator().manual_seed(index)
@@ -69,84 +69,84 @@ def unchanged(before: dict, after: dict) -> bool:
 
 
 def test_a_mixture_of_one_module_equals_its_adapter():
-    mixture = experts(1)
+    mixture = random_mixture(1)
     assert torch.equal(mixture(tokens()), mixture[0].adapter(tokens()))
 
 
 def test_a_mixture_is_the_routed_sum_of_its_adapters():
-    mixture, u = experts(3), tokens()
-    found = mixture(u)
+    mixture, u = random_mixture(3), tokens()
+    actual = mixture(u)
     for image in range(len(u)):
-        mean = u[image].mean(0)
-        logits = [float(mixture[k].route.weight[0] @ mean + mixture[k].route.bias) for k in range(3)]
-        shares = torch.tensor(logits).exp() / torch.tensor(logits).exp().sum()
+        mean_tokens = u[image].mean(0)
+        logits = [float(mixture[k].route.weight[0] @ mean_tokens + mixture[k].route.bias) for k in range(3)]
+        weights = torch.tensor(logits).exp() / torch.tensor(logits).exp().sum()
         expected = torch.zeros_like(u[image])
         for k in range(3):
             adapter = mixture[k].adapter
             hidden = (u[image] @ adapter.down.weight.T + adapter.down.bias).clamp_min(0)
-            expected += shares[k] * (hidden @ adapter.up.weight.T + adapter.up.bias)
-        torch.testing.assert_close(found[image], expected, rtol=1e-4, atol=1e-5)
+            expected += weights[k] * (hidden @ adapter.up.weight.T + adapter.up.bias)
+        torch.testing.assert_close(actual[image], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_new_module_reduces_the_weights_of_the_others():
-    mixture, u = experts(2), tokens()
+    mixture, u = random_mixture(2), tokens()
     before = mixture(u)
     mixture.experts.append(Expert(WIDTH, 3, 1.0, 4, 500, torch.Generator().manual_seed(7)))
-    share = mixture.routing_weights(u.mean(1))[:, -1]
-    torch.testing.assert_close(mixture(u), (1 - share)[:, None, None] * before)
-    assert ((share > 0) & (share < 1)).all()
+    weight = mixture.routing_weights(u.mean(1))[:, -1]
+    torch.testing.assert_close(mixture(u), (1 - weight)[:, None, None] * before)
+    assert ((weight > 0) & (weight < 1)).all()
 
 
 def test_the_router_of_a_single_module_has_zero_gradient():
-    for count, learns in ((1, False), (2, True)):
-        mixture = experts(count)
+    for count, has_gradient in ((1, False), (2, True)):
+        mixture = random_mixture(count)
         mixture[-1].route.requires_grad_(True)
         mixture(tokens()).square().sum().backward()
-        assert bool((mixture[-1].route.weight.grad != 0).any()) is learns
+        assert bool((mixture[-1].route.weight.grad != 0).any()) is has_gradient
 
 
 def test_descriptor_losses_and_z_scores_by_hand():
     descriptor = Descriptor(WIDTH, 4, 500, torch.Generator().manual_seed(0)).requires_grad_(False)
-    mean = tokens().mean(1)
-    hidden = mean @ descriptor.encode.weight.T + descriptor.encode.bias
+    mean_tokens = tokens().mean(1)
+    hidden = mean_tokens @ descriptor.encode.weight.T + descriptor.encode.bias
     rebuilt = hidden @ descriptor.decode.weight.T + descriptor.decode.bias
-    losses = ((rebuilt - mean) ** 2).sum(1) / WIDTH
-    torch.testing.assert_close(descriptor(mean), losses)
+    losses = ((rebuilt - mean_tokens) ** 2).sum(1) / WIDTH
+    torch.testing.assert_close(descriptor(mean_tokens), losses)
     descriptor.append_losses(torch.tensor([1.0, 3.0]))
-    assert (descriptor.z_scores(mean) == 0).all(), "two losses tell nothing"
+    assert (descriptor.z_scores(mean_tokens) == 0).all(), "two losses are too few"
     descriptor.append_losses(torch.tensor([5.0]))  # mean 3, unbiased deviation 2
-    torch.testing.assert_close(descriptor.z_scores(mean), (losses - 3).abs() / 2)
+    torch.testing.assert_close(descriptor.z_scores(mean_tokens), (losses - 3).abs() / 2)
 
 
 def test_equal_losses_do_not_cause_division_by_zero():
     descriptor = Descriptor(WIDTH, 4, 500, torch.Generator().manual_seed(0)).requires_grad_(False)
-    mean = tokens().mean(1)
+    mean_tokens = tokens().mean(1)
     for value in (0.0, 0.5):
         descriptor.recent = torch.full((10,), value)
-        assert torch.isfinite(descriptor.z_scores(mean)).all()
-    torch.testing.assert_close(descriptor.z_scores(mean), (descriptor(mean) - 0.5).abs() / (1e-3 * 0.5))
+        assert torch.isfinite(descriptor.z_scores(mean_tokens)).all()
+    torch.testing.assert_close(descriptor.z_scores(mean_tokens), (descriptor(mean_tokens) - 0.5).abs() / (1e-3 * 0.5))
 
 
 @pytest.mark.parametrize("batches", [[3, 3, 3], [1, 12], [2], [7, 1, 1, 1]])
 def test_only_the_latest_losses_are_stored(batches):
     descriptor = Descriptor(WIDTH, 4, 5, torch.Generator())
-    numbers, naive = itertools.count(), []
+    numbers, expected = itertools.count(), []
     for size in batches:
         values = [float(next(numbers)) for _ in range(size)]
-        naive = (naive + values)[-5:]
+        expected = (expected + values)[-5:]
         descriptor.append_losses(torch.tensor(values))
-    assert descriptor.recent.tolist() == naive
+    assert descriptor.recent.tolist() == expected
 
 
 def test_the_z_score_of_a_mixture_is_that_of_its_best_module():
-    mixture, mean = experts(3), tokens().mean(1)
+    mixture, mean_tokens = random_mixture(3), tokens().mean(1)
     for k in range(3):
         mixture[k].descriptor.append_losses(torch.tensor([1.0, 2.0, 3.0]) * (k + 1))
-    naive = []
+    expected = []
     for k in range(3):
-        losses = mixture[k].descriptor(mean)
-        naive.append(float(((losses - 2 * (k + 1)) / (k + 1)).abs().mean()))
-    assert mixture.z_score(mean) == pytest.approx(min(naive), rel=1e-5)
+        losses = mixture[k].descriptor(mean_tokens)
+        expected.append(float(((losses - 2 * (k + 1)) / (k + 1)).abs().mean()))
+    assert mixture.z_score(mean_tokens) == pytest.approx(min(expected), rel=1e-5)
 
 
 def test_the_last_quarter_of_the_blocks_is_expandable(tmp_path, tiny_vit):
@@ -169,9 +169,9 @@ def test_an_added_module_changes_only_the_inputs_of_later_blocks(tiny_run):
     ready.method.learn(ready.task(0))
     means = []
     for _ in range(2):
-        heard = MeanTokenRecorder(ready.method.modules)
-        ready.method.features(shown_images(ready), heard)
-        means.append(heard.means)
+        recorder = MeanTokenRecorder(ready.method.modules)
+        ready.method.features(shown_images(ready), recorder)
+        means.append(recorder.means)
         ready.method.modules.expand(0, torch.Generator().manual_seed(3))
     assert torch.equal(means[0][0], means[1][0])
     assert not torch.equal(means[0][1], means[1][1])
@@ -183,9 +183,9 @@ def test_at_most_one_module_per_block_and_task_is_added(tiny_run):
         report = ready.method.learn(ready.task(index))
         assert report["expanded"] == ([0, 1] if index else [])
         assert report["modules"] == [index + 1] * 2
-        rounds = len(report["expanded"]) or 1
-        assert len(report["losses"]) == rounds * 2
-        assert len(report["descriptor_losses"]) == rounds * 2
+        num_trainings = len(report["expanded"]) or 1
+        assert len(report["losses"]) == num_trainings * 2
+        assert len(report["descriptor_losses"]) == num_trainings * 2
 
 
 def test_old_modules_are_bit_identical_after_a_task(tiny_run):
@@ -230,10 +230,10 @@ def test_standardised_losses_do_not_depend_on_the_scale_of_tokens():
         descriptor = Descriptor(WIDTH, 3, 500, torch.Generator().manual_seed(1))
         descriptor.append_losses(torch.ones(4))
         descriptor.standardise(size * means + 5 * size)
-        assert len(descriptor.recent) == 0, "losses of other units are void"
+        assert len(descriptor.recent) == 0, "losses on another scale are discarded"
         losses.append(descriptor(size * means + 5 * size).detach())
-    for found in losses[1:]:
-        torch.testing.assert_close(found, losses[0], rtol=1e-3, atol=1e-4)
+    for actual in losses[1:]:
+        torch.testing.assert_close(actual, losses[0], rtol=1e-3, atol=1e-4)
     one = Descriptor(WIDTH, 3, 500, torch.Generator())
     one.standardise(means[:1])
     assert torch.isfinite(one(means)).all(), "a single image has no deviation"
@@ -243,13 +243,13 @@ def test_standardised_descriptors_are_saved(tiny_run):
     ready = sema(tiny_run, descriptor_epochs=2)
     ready.method.learn(ready.task(0))
     descriptor = ready.method.modules.mixture(1)[0].descriptor
-    assert len(descriptor.recent) == 18 * 2, "only what was measured in its own units"
+    assert len(descriptor.recent) == 18 * 2, "only losses of standardised tokens"
     assert not torch.equal(descriptor.spread, torch.ones(64))
     other = sema(tiny_run, descriptor_epochs=2)
     other.method.load_state_dict(copy_of(ready.method.state_dict()))
-    again = other.method.modules.mixture(1)[0].descriptor
-    assert torch.equal(again.centre, descriptor.centre)
-    assert torch.equal(again.spread, descriptor.spread)
+    restored = other.method.modules.mixture(1)[0].descriptor
+    assert torch.equal(restored.centre, descriptor.centre)
+    assert torch.equal(restored.spread, descriptor.spread)
 
 
 def test_only_data_unlike_earlier_ones_add_a_module(tiny_run):
@@ -257,9 +257,9 @@ def test_only_data_unlike_earlier_ones_add_a_module(tiny_run):
     method, task = ready.method, ready.task(0)
     method.learn(task)
     first = copy_of(method.state_dict())
-    again = {"index": 1, "classes": range(3, 6), "labels": task.labels + 3}
+    restored = {"index": 1, "classes": range(3, 6), "labels": task.labels + 3}
 
-    report = method.learn(dataclasses.replace(task, **again))
+    report = method.learn(dataclasses.replace(task, **restored))
     assert report["expanded"] == []
     assert 0 < report["surprise"]["1"] < 2
     modules = {name: value for name, value in first.items() if name.startswith("modules.")}
@@ -269,7 +269,7 @@ def test_only_data_unlike_earlier_ones_add_a_module(tiny_run):
 
     method.load_state_dict(first)
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(Task)}
-    report = method.learn(Foreign(**(fields | again)))
+    report = method.learn(ShiftedTask(**(fields | restored)))
     assert report["expanded"] == [1]
     assert report["surprise"]["1"] > 2
 
@@ -311,9 +311,9 @@ def test_saving_preserves_z_scores_and_modules(tiny_run):
     second.method.load_state_dict(load(save(state)))
     surprises = []
     for ready in (first, second):
-        heard = MeanTokenRecorder(ready.method.modules)
-        ready.method.features(shown_images(ready), heard)
-        surprises.append(ready.method.modules.mixture(1).z_score(heard.means[1]))
+        recorder = MeanTokenRecorder(ready.method.modules)
+        ready.method.features(shown_images(ready), recorder)
+        surprises.append(ready.method.modules.mixture(1).z_score(recorder.means[1]))
     assert surprises[0] == surprises[1] > 0
     assert torch.equal(first.method.scores(shown_images(first)), second.method.scores(shown_images(second)))
     reports = [ready.method.learn(ready.task(2)) for ready in (first, second)]
@@ -364,11 +364,11 @@ def test_the_error_for_diverging_descriptors_names_their_learning_rate(tiny_run)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": 0}, {"expandable": 0.0}, {"expandable": 1.5}, {"threshold": -1.0}, {"buffer": 0}]
+    "option", [{"rank": 0}, {"expandable": 0.0}, {"expandable": 1.5}, {"threshold": -1.0}, {"buffer": 0}]
 )
-def test_impossible_options_are_refused(wrong):
-    with pytest.raises(OneaError, match=next(iter(wrong))):
-        SEMAOptions(**wrong)
+def test_impossible_options_are_refused(option):
+    with pytest.raises(OneaError, match=next(iter(option))):
+        SEMAOptions(**option)
 
 
 def test_published_options():

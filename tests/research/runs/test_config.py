@@ -22,8 +22,8 @@ RECORDS = find_record_files(RESULTS)
 
 
 @dataclass(frozen=True)
-class Later(RunConfig):
-    """A version to come.
+class LaterConfig(RunConfig):
+    """A later version.
 
     Attributes:
         dropout: share of features that ``training`` leaves out.
@@ -39,18 +39,18 @@ class Later(RunConfig):
 
 
 def test_a_later_field_is_part_of_the_key_only_if_it_differs_from_its_default() -> None:
-    now, then = Later(seed=3, options={"rank": 4}), RunConfig(seed=3, options={"rank": 4})
-    assert now.identity() == then.identity()
-    assert now.key() == then.key()
-    other = Later(seed=3, options={"rank": 4}, dropout=0.5)
-    assert other.key() != then.key()
-    assert other.identity() == then.identity() | {"dropout": 0.5}
+    later, earlier = LaterConfig(seed=3, options={"rank": 4}), RunConfig(seed=3, options={"rank": 4})
+    assert later.identity() == earlier.identity()
+    assert later.key() == earlier.key()
+    changed = LaterConfig(seed=3, options={"rank": 4}, dropout=0.5)
+    assert changed.key() != earlier.key()
+    assert changed.identity() == earlier.identity() | {"dropout": 0.5}
 
 
 def test_a_long_dataset_name_is_truncated_to_whole_characters() -> None:
     for seed in (1, 10):
         name = RunConfig(data=f"folder:{'д' * 200}", seed=seed).folder().name
-        assert 253 < len(name.encode()) <= 255  # which half of a character could not be part of
+        assert 253 < len(name.encode()) <= 255  # each character has two bytes
 
 
 def test_every_committed_record_belongs_to_its_configuration() -> None:
@@ -84,7 +84,7 @@ def test_every_field_of_a_run_is_an_option_with_its_meaning() -> None:
 def test_a_new_field_becomes_an_option() -> None:
     values: dict[str, Any] = {}
 
-    @options_of(Later, leave_out=["options"])
+    @options_of(LaterConfig, leave_out=["options"])
     def command(method: str = "x", *, last: int = 1, **given: Any) -> None:
         values.update(given, method=method, last=last)
 

@@ -19,12 +19,12 @@ from onea.runtime import Progress
 from onea.vit.batching import padded_size
 
 SIZES = "2,1,1,2"
-GROWING = ["ease", "per-task"]
+ADAPTER_PER_TASK = ["ease", "per-task"]
 FROZEN = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
 
 
 @pytest.fixture(autouse=True)
-def _no_filling(monkeypatch, request):
+def _no_padding(monkeypatch, request):
     """No padding of batches where forward passes are counted."""
     if any(word in request.node.name for word in ("cost", "pass_each", "limit")):
         monkeypatch.setattr("onea.vit.batching.padded_size", int)
@@ -45,53 +45,55 @@ class PassCounter:
         return taken
 
 
-def evaluations(values: dict, method: str, bound: int | None) -> tuple[list[list[int]], list[int], list[int]]:
+def evaluate_all_tasks(
+    values: dict, method: str, max_bytes: int | None
+) -> tuple[list[list[int]], list[int], list[int]]:
     """Correct predictions after each task, forward passes and test images of each evaluation."""
     ready = prepared(values, method, sizes=SIZES)
-    passes, feature_cache = PassCounter(ready.method.vit), FeatureCache(ready.test.rows, bound)
-    correct, counts, seen = [], [], []
+    passes, feature_cache = PassCounter(ready.method.vit), FeatureCache(ready.test.rows, max_bytes)
+    correct, num_passes, num_images = [], [], []
     for index in range(ready.stream.tasks):
         ready.method.learn(ready.task(index))
         passes.take()
         predicted = predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed, feature_cache)
         correct.append(predicted.correct_per_class())
-        counts.append(passes.take())
-        seen.append(int((ready.test.labels[ready.test.rows] < ready.task(index).classes.stop).sum()))
-    return correct, counts, seen
+        num_passes.append(passes.take())
+        num_images.append(int((ready.test.labels[ready.test.rows] < ready.task(index).classes.stop).sum()))
+    return correct, num_passes, num_images
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.builtin))
 def test_predictions_are_the_same_with_and_without_a_cache(method, tiny_run):
-    with_cache, counts, _ = evaluations(tiny_run, method, None)
-    without, more, _ = evaluations(tiny_run, method, 0)
+    with_cache, num_passes, _ = evaluate_all_tasks(tiny_run, method, None)
+    without, num_passes_without, _ = evaluate_all_tasks(tiny_run, method, 0)
     assert with_cache == without
-    assert sum(counts) <= sum(more)
+    assert sum(num_passes) <= sum(num_passes_without)
 
 
-@pytest.mark.parametrize("method", GROWING)
+@pytest.mark.parametrize("method", ADAPTER_PER_TASK)
 def test_methods_with_an_adapter_per_task_pass_each_image_once_per_adapter(method, tiny_run):
-    _, counts, seen = evaluations(tiny_run, method, None)
-    tasks, images = len(seen), seen[-1]
-    assert sum(counts) == images * tasks, "each pair of image and adapter once"
-    new = [seen[0], *(after - before for before, after in pairwise(seen))]
+    _, num_passes, num_images = evaluate_all_tasks(tiny_run, method, None)
+    tasks, images = len(num_images), num_images[-1]
+    assert sum(num_passes) == images * tasks, "each pair of image and adapter once"
+    new_images = [num_images[0], *(after - before for before, after in pairwise(num_images))]
     # The newest adapter runs on all images seen, older ones only on images that are new.
-    assert counts == [seen[t] + t * new[t] for t in range(tasks)]
-    _, counts, _ = evaluations(tiny_run, method, 0)
-    assert counts == [(t + 1) * seen[t] for t in range(tasks)]
+    assert num_passes == [num_images[t] + t * new_images[t] for t in range(tasks)]
+    _, num_passes, _ = evaluate_all_tasks(tiny_run, method, 0)
+    assert num_passes == [(t + 1) * num_images[t] for t in range(tasks)]
 
 
 @pytest.mark.parametrize("method", FROZEN)
 def test_frozen_modules_cost_one_pass_per_image_and_module(method, tiny_run):
-    _, counts, seen = evaluations(tiny_run, method, None)
-    parts = 1 if method == "simplecil" else 2
-    assert sum(counts) == parts * seen[-1]
+    _, num_passes, num_images = evaluate_all_tasks(tiny_run, method, None)
+    num_modules = 1 if method == "simplecil" else 2
+    assert sum(num_passes) == num_modules * num_images[-1]
 
 
 def test_cached_features_of_acmap_are_valid_after_the_limit(tiny_run):
     values = tiny_run | {"options": tiny_run["options"] | {"limit": 2}}
-    _, counts, seen = evaluations(values, "acmap", None)
-    assert counts[:2] == seen[:2]
-    assert sum(counts[1:]) == seen[-1], "from the second task on, only new images are passed"
+    _, num_passes, num_images = evaluate_all_tasks(values, "acmap", None)
+    assert num_passes[:2] == num_images[:2]
+    assert sum(num_passes[1:]) == num_images[-1], "from the second task on, only new images are passed"
 
 
 def test_scores_from_cached_features_equal_those_of_a_forward_pass(tiny_run):
@@ -108,12 +110,12 @@ def test_features_beyond_the_memory_limit_are_recomputed():
     cache = FeatureCache(rows, max_bytes=3 * width * 4)
     calls = []
 
-    def compute(part: str):
-        calls.append(part)
+    def compute(module: str):
+        calls.append(module)
         return torch.arange(3 * width, dtype=torch.float32).reshape(3, width)
 
-    for part in ("a", "b", "a", "b"):
-        assert torch.equal(cache.features(part, rows, lambda part=part: compute(part)), compute("expected"))
+    for module in ("a", "b", "a", "b"):
+        assert torch.equal(cache.features(module, rows, lambda module=module: compute(module)), compute("expected"))
     assert [call for call in calls if call != "expected"] == ["a", "b", "b"]
     assert cache.bytes == 3 * width * 4
     cache.keep_only(["b"])
@@ -153,9 +155,9 @@ def test_only_frozen_modules_are_cacheable(tiny_run):
         first: dict[str, torch.Tensor] = {}
         for index in range(ready.stream.tasks):
             ready.method.learn(ready.task(index))
-            for part, hooks in ready.method.cacheable_modules().items():
+            for module, hooks in ready.method.cacheable_modules().items():
                 features = ready.method.features(images, hooks)
-                assert torch.equal(first.setdefault(part, features), features), (name, part)
+                assert torch.equal(first.setdefault(module, features), features), (name, module)
 
 
 def test_a_negative_cache_size_is_refused(tiny_run):
@@ -170,10 +172,10 @@ def test_batches_are_padded_to_few_sizes(tiny_run):
         ready = prepared(tiny_run, method, sizes=SIZES)
         for index in range(ready.stream.tasks):
             ready.method.learn(ready.task(index))
-            plain = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
+            hook = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
             predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed)
             ready.method.compute_prototypes(ready.task(index))
-            plain.remove()
+            hook.remove()
     assert sizes
     assert all(size == padded_size(size) for size in sizes)
 
@@ -181,6 +183,6 @@ def test_batches_are_padded_to_few_sizes(tiny_run):
 def test_padded_rows_do_not_count(tiny_run, monkeypatch):
     ready = prepared(tiny_run)
     ready.method.learn(ready.task(0))
-    filled = ready.method.compute_prototypes(ready.task(0))
+    padded = ready.method.compute_prototypes(ready.task(0))
     monkeypatch.setattr("onea.vit.batching.padded_size", int)
-    torch.testing.assert_close(ready.method.compute_prototypes(ready.task(0)), filled)
+    torch.testing.assert_close(ready.method.compute_prototypes(ready.task(0)), padded)

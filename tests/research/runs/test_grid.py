@@ -48,7 +48,7 @@ from onea.research.runs.runner import run
 from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
 
-# A grid as a program of its own, to be killed.
+# A grid in a separate program, which is killed.
 GRID = """
 import json, sys
 from onea.research.runs.config import make_config
@@ -69,8 +69,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def quick(tiny_run):
-    """Values of a run without training, and with it a function of its seed."""
+def quick_config(tiny_run):
+    """A function from a seed and options to the configuration of a run without training."""
     values = {name: value for name, value in tiny_run.items() if name != "options"} | {"method": "simplecil"}
     return lambda seed=1, **more: make_config(values | {"seed": seed} | more)
 
@@ -80,7 +80,7 @@ def store(tmp_path):
     return RecordStore(tmp_path / "store")
 
 
-class Calls(GridProgress):
+class CallRecorder(GridProgress):
     """Records all calls."""
 
     def __init__(self):
@@ -96,8 +96,8 @@ class Calls(GridProgress):
         self.ends.append((config.seed, result))
 
 
-def slow_values(tiny_run, seed):
-    """A run whose tasks take long enough to be hit by a signal."""
+def slow_run(tiny_run, seed):
+    """Values of a run whose tasks are long enough to be interrupted."""
     same = dict.fromkeys(("epochs", "min_epochs", "max_epochs"), 60)
     return tiny_run | {"seed": seed, "options": tiny_run["options"] | same}
 
@@ -111,55 +111,55 @@ def status(store, config):
     return read_record(store.folder(config))["status"]
 
 
-def test_finished_runs_are_not_repeated(quick, store):
-    first = run_grid([quick(1), quick(2), quick(1, threads=2)], store)
+def test_finished_runs_are_not_repeated(quick_config, store):
+    first = run_grid([quick_config(1), quick_config(2), quick_config(1, threads=2)], store)
     assert [config.seed for config in first.finished] == [1, 2]
     assert (first.failed, first.skipped) == ((), ())
     before = stamps(store)
-    calls = Calls()
-    again = run_grid([quick(2), quick(1), quick(3)], store, InProcess(), calls)
+    calls = CallRecorder()
+    again = run_grid([quick_config(2), quick_config(1), quick_config(3)], store, InProcess(), calls)
     assert [config.seed for config in again.finished] == [3]
     assert [config.seed for config in again.skipped] == [2, 1]
     assert {path: stamp for path, stamp in stamps(store).items() if path in before} == before
     assert calls.starts == [(3, 2)]
     assert calls.steps == [(3, 0, 0), (3, 0, 3), (3, 1, 3), (3, 2, 3)]
     assert [seed for seed, _ in calls.ends] == [3]
-    assert calls.ends[0][1] == store.find(quick(3))
+    assert calls.ends[0][1] == store.find(quick_config(3))
 
 
-def test_a_store_finds_records_by_configuration(quick, store, tmp_path):
-    assert store.folder(quick()) == store.root / quick().folder().name
-    assert (store.find(quick()), store.failure(quick()), list(store.records())) == (None, None, [])
-    run_grid([quick()], store)
-    record = store.find(quick(threads=3))  # threads do not make another run
+def test_a_store_finds_records_by_configuration(quick_config, store, tmp_path):
+    assert store.folder(quick_config()) == store.root / quick_config().folder().name
+    assert (store.find(quick_config()), store.failure(quick_config()), list(store.records())) == (None, None, [])
+    run_grid([quick_config()], store)
+    record = store.find(quick_config(threads=3))  # threads do not make another run
     assert record["status"] == "finished"
-    assert store.find(quick(2)) is None
+    assert store.find(quick_config(2)) is None
     nested = RecordStore(tmp_path)
     assert list(nested.records()) == [record], "records lie anywhere below the root"
-    assert not [path for path in store.folder(quick()).iterdir() if path.name.startswith(".")]
+    assert not [path for path in store.folder(quick_config()).iterdir() if path.name.startswith(".")]
 
 
-def test_other_and_damaged_files_are_skipped(quick, store):
-    run_grid([quick()], store)
-    record = store.find(quick())
+def test_other_and_damaged_files_are_skipped(quick_config, store):
+    run_grid([quick_config()], store)
+    record = store.find(quick_config())
     for name, content in {"a": "not JSON", "b": "[1]", "c": '{"format": 1}', "d": '{"format": 99}'}.items():
         (store.root / name).mkdir()
         (store.root / name / "record.json").write_text(content)
     (store.root / "notes.txt").write_text("mine")
     (store.root / "e" / "record.json").mkdir(parents=True)
     assert list(store.records()) == [record]
-    for content in ("not JSON", '{"format": 2}', json.dumps(record | {"config": quick(2).identity()})):
-        (store.folder(quick()) / "record.json").write_text(content)
-        assert store.find(quick()) is None
-        assert "delete" in str(store.failure(quick()))
+    for content in ("not JSON", '{"format": 2}', json.dumps(record | {"config": quick_config(2).identity()})):
+        (store.folder(quick_config()) / "record.json").write_text(content)
+        assert store.find(quick_config()) is None
+        assert "delete" in str(store.failure(quick_config()))
 
 
-def test_a_damaged_failure_file_is_reported(quick, store):
-    store.save(Result(RunJob(quick(), store.folder(quick())), Failure("It rained.")))
-    path = store.folder(quick()) / "failure.json"
+def test_a_damaged_failure_file_is_reported(quick_config, store):
+    store.save(Result(RunJob(quick_config(), store.folder(quick_config())), Failure("It rained.")))
+    path = store.folder(quick_config()) / "failure.json"
     for change in ({"error": 5}, {"attempts": "x"}, {"attempts": []}, {"date": None}):
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
-        assert str(store.failure(quick()))
+        assert str(store.failure(quick_config()))
 
 
 def test_an_interrupted_run_is_resumed(tiny_run, store, monkeypatch):
@@ -181,10 +181,10 @@ def test_an_interrupted_run_is_resumed(tiny_run, store, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failure_is_recorded_and_other_runs_continue(quick, store, workers):
-    bad = quick(2, holdout=0.99)
-    calls = Calls()
-    outcome = run_grid([bad, quick(1)], store, choose_executor(workers), calls)
+def test_a_failure_is_recorded_and_other_runs_continue(quick_config, store, workers):
+    bad = quick_config(2, holdout=0.99)
+    calls = CallRecorder()
+    outcome = run_grid([bad, quick_config(1)], store, choose_executor(workers), calls)
     assert [config.seed for config in outcome.finished] == [1]
     assert outcome.failed == (bad,)
     assert store.find(bad) is None
@@ -196,54 +196,54 @@ def test_a_failure_is_recorded_and_other_runs_continue(quick, store, workers):
     assert content["date"]
 
 
-def test_an_unexpected_error_keeps_its_traceback_until_the_run_succeeds(quick, store, monkeypatch):
+def test_an_unexpected_error_keeps_its_traceback_until_the_run_succeeds(quick_config, store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("onea.research.runs.runner.summarise", lambda *_: 1 / 0)
-        outcome = run_grid([quick(1), quick(2)], store)
+        outcome = run_grid([quick_config(1), quick_config(2)], store)
     assert len(outcome.failed) == 2
-    failure = store.failure(quick())
+    failure = store.failure(quick_config())
     assert failure.error == "ZeroDivisionError: division by zero"
     assert "summarise" in failure.details
-    assert len(run_grid([quick(1)], store).finished) == 1, "a failed run is tried again"
-    assert (status(store, quick()), store.failure(quick())) == ("finished", None)
-    assert not (store.folder(quick()) / "failure.json").exists()
-    (store.folder(quick(2)) / "failure.json").write_text("{}")
-    assert "cannot be read; run it again" in str(store.failure(quick(2)))
+    assert len(run_grid([quick_config(1)], store).finished) == 1, "a failed run is tried again"
+    assert (status(store, quick_config()), store.failure(quick_config())) == ("finished", None)
+    assert not (store.folder(quick_config()) / "failure.json").exists()
+    (store.folder(quick_config(2)) / "failure.json").write_text("{}")
+    assert "cannot be read; run it again" in str(store.failure(quick_config(2)))
 
 
-def test_an_unwritable_folder_fails_only_its_own_run(quick, store):
+def test_an_unwritable_folder_fails_only_its_own_run(quick_config, store):
     store.root.mkdir()
-    store.folder(quick(1)).write_text("a file where a folder should be")
-    outcome = run_grid([quick(1), quick(2)], store)
+    store.folder(quick_config(1)).write_text("a file where a folder should be")
+    outcome = run_grid([quick_config(1), quick_config(2)], store)
     assert [config.seed for config in outcome.failed] == [1]
     assert [config.seed for config in outcome.finished] == [2]
 
 
-def test_two_grids_do_not_repeat_the_same_run(quick, store):
+def test_two_grids_do_not_repeat_the_same_run(quick_config, store):
     """The second one waits for the first if both make the same run, and does not repeat it."""
-    job = RunJob(quick(), store.folder(quick()))
-    inside, results = threading.Event(), []
+    job = RunJob(quick_config(), store.folder(quick_config()))
+    learning, results = threading.Event(), []
 
-    def tell(_job, task, _tasks):
-        if task == 1 and not inside.is_set():
-            inside.set()
+    def on_progress(_job, task, _tasks):
+        if task == 1 and not learning.is_set():
+            learning.set()
             time.sleep(0.5)
 
-    first = threading.Thread(target=lambda: results.append(run_job(job, tell)))
+    first = threading.Thread(target=lambda: results.append(run_job(job, on_progress)))
     first.start()
-    assert inside.wait(60)
+    assert learning.wait(60)
     steps = []
     second = run_job(job, lambda _, task, tasks: steps.append((task, tasks)))
     first.join()
     assert (second.failure, second.record) == (None, results[0].record)
-    assert steps == [(0, 0)], "the second learned nothing itself"
+    assert steps == [(0, 0)], "the second one learned no task"
 
 
 def test_a_killed_worker_is_retried(tiny_run, store):
-    victim = make_config(slow_values(tiny_run, 1))
+    victim = make_config(slow_run(tiny_run, 1))
     killed = []
 
-    class Killer(Calls):
+    class Killer(CallRecorder):
         def advance(self, config, task, tasks):
             super().advance(config, task, tasks)
             if (config.seed, task) == (1, 1) and not killed:
@@ -256,15 +256,15 @@ def test_a_killed_worker_is_retried(tiny_run, store):
     assert outcome.finished == (victim,)
     assert killed
     record = store.find(victim)
-    assert len(record["dates"]["resumed"]) == 1, "it went on where it was killed"
+    assert len(record["dates"]["resumed"]) == 1, "it was resumed after its last task"
     assert comparable_fields(record) == comparable_fields(run(victim, store.root / "uninterrupted"))
     assert calls.steps.count((1, 0, 0)) == 2
 
 
-def test_a_repeatedly_killed_worker_fails_only_its_own_run(tiny_run, quick, store):
-    victim = make_config(slow_values(tiny_run, 1))
+def test_a_repeatedly_killed_worker_fails_only_its_own_run(tiny_run, quick_config, store):
+    victim = make_config(slow_run(tiny_run, 1))
 
-    class Killer(Calls):
+    class Killer(CallRecorder):
         def advance(self, config, task, tasks):
             super().advance(config, task, tasks)
             if config.seed == 1:
@@ -272,7 +272,7 @@ def test_a_repeatedly_killed_worker_fails_only_its_own_run(tiny_run, quick, stor
                     child.kill()
 
     calls = Killer()
-    outcome = run_grid([victim, quick(2)], store, LocalProcesses(1, retries=1), calls)
+    outcome = run_grid([victim, quick_config(2)], store, LocalProcesses(1, retries=1), calls)
     assert [config.seed for config in outcome.failed] == [1]
     assert [config.seed for config in outcome.finished] == [2]
     assert store.failure(victim).attempts == 2
@@ -282,9 +282,9 @@ def test_a_repeatedly_killed_worker_fails_only_its_own_run(tiny_run, quick, stor
 
 def test_a_killed_worker_does_not_fail_other_runs_with_the_same_training(tiny_run, store):
     """The killed run fails; the next one of its group trains its adapters itself."""
-    victim, next_one = (make_config(slow_values(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
+    victim, next_one = (make_config(slow_run(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
 
-    class Killer(Calls):
+    class Killer(CallRecorder):
         def advance(self, config, task, tasks):
             super().advance(config, task, tasks)
             if config.key() == victim.key() and task == 1:
@@ -296,12 +296,10 @@ def test_a_killed_worker_does_not_fail_other_runs_with_the_same_training(tiny_ru
     assert outcome.finished == (next_one,)
 
 
-def test_closing_the_generator_terminates_the_processes(tiny_run, quick, tmp_path):
-    endless = dict.fromkeys(
-        ("epochs", "min_epochs", "max_epochs"), 100_000
-    )  # whichever process is held up, the quick ends
+def test_closing_the_generator_terminates_the_processes(tiny_run, quick_config, tmp_path):
+    endless = dict.fromkeys(("epochs", "min_epochs", "max_epochs"), 100_000)  # so that the quick run ends first
     values = tiny_run | {"seed": 2, "options": tiny_run["options"] | endless}
-    jobs = [RunJob(quick(1), tmp_path / "1"), RunJob(make_config(values), tmp_path / "2")]
+    jobs = [RunJob(quick_config(1), tmp_path / "1"), RunJob(make_config(values), tmp_path / "2")]
     with closing(LocalProcesses(2).run(jobs)) as results:
         assert next(results).job is jobs[0]
         assert len(multiprocessing.active_children()) == 1
@@ -315,10 +313,10 @@ def start_grid(values, root):
     )
 
 
-def interrupted_grid(tiny_run, quick, store, number):
+def interrupted_grid(tiny_run, quick_config, store, number):
     """Send a signal to a grid when one run is finished and another has begun to learn; returns its process."""
     fast = tiny_run | {"method": "simplecil", "options": {}}
-    values = [fast | {"seed": 2}, slow_values(tiny_run, 1), fast | {"seed": 3}]
+    values = [fast | {"seed": 2}, slow_run(tiny_run, 1), fast | {"seed": 3}]
     with start_grid(values, store.root) as grid:
         lines: list[str] = []
         while not {"end 2", "at 1 1"} <= set(lines):
@@ -336,8 +334,8 @@ def interrupted_grid(tiny_run, quick, store, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_an_interrupted_grid_does_not_repeat_finished_runs(number, tiny_run, quick, store, tmp_path):
-    configs, code, error = interrupted_grid(tiny_run, quick, store, number)
+def test_an_interrupted_grid_does_not_repeat_finished_runs(number, tiny_run, quick_config, store, tmp_path):
+    configs, code, error = interrupted_grid(tiny_run, quick_config, store, number)
     assert code == (-9 if number == signal.SIGKILL else -2), error
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in error
@@ -355,15 +353,15 @@ def test_an_interrupted_grid_does_not_repeat_finished_runs(number, tiny_run, qui
     ]
 
 
-def test_ctrl_c_keeps_finished_runs(quick, store):
+def test_ctrl_c_keeps_finished_runs(quick_config, store):
     class Stop(GridProgress):
         def end(self, config, result):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_grid([quick(1), quick(2)], store, progress=Stop())
-    assert status(store, quick(1)) == "finished"
-    assert not store.folder(quick(2)).exists()
+        run_grid([quick_config(1), quick_config(2)], store, progress=Stop())
+    assert status(store, quick_config(1)) == "finished"
+    assert not store.folder(quick_config(2)).exists()
 
 
 @pytest.mark.parametrize("kind", [InProcess, partial(LocalProcesses, 2)], ids=["one process", "two"])
@@ -376,8 +374,8 @@ def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path, kind):
 
     def results(store):
         records = [comparable_fields(store.find(config)) for config in configs]
-        marks = [[task.pop("training_shared", False) for task in record["tasks"]] for record in records]
-        return records, marks
+        shared_flags = [[task.pop("training_shared", False) for task in record["tasks"]] for record in records]
+        return records, shared_flags
 
     assert results(shared)[0] == results(apart)[0]
     assert results(shared)[1] == [[False] * 3, [True] * 3, [False] * 3], "other images are not the same training"
@@ -392,7 +390,7 @@ def test_adapter_caches_are_freed_after_the_last_job_that_needs_them(tiny_run, t
     alone = make_config(
         {"method": "simplecil", **{k: v for k, v in tiny_run.items() if k not in ("method", "options")}}
     )
-    with_caches = list(with_adapter_caches([RunJob(one, tmp_path) for one in [*mixed, alone]]))
+    with_caches = list(with_adapter_caches([RunJob(run_config, tmp_path) for run_config in [*mixed, alone]]))
     assert [job.config for job, _ in with_caches] == [mixed[index] for index in (0, 3, 1, 5, 2, 4)] + [alone]
     adapter_caches = [adapter_cache for _, adapter_cache in with_caches]
     assert adapter_caches[0] is adapter_caches[1]
@@ -401,7 +399,7 @@ def test_adapter_caches_are_freed_after_the_last_job_that_needs_them(tiny_run, t
     assert adapter_caches[4:] == [None] * 3, "no other job has their training"
     assert first_of_each_training([*mixed, alone]) == [mixed[0], mixed[1], mixed[2], mixed[4], alone]
 
-    walk = with_adapter_caches([RunJob(one, tmp_path) for one in mixed])
+    walk = with_adapter_caches([RunJob(run_config, tmp_path) for run_config in mixed])
     first = weakref.ref(next(walk)[1])
     assert next(walk)[1] is first()
     next(walk)
@@ -414,8 +412,8 @@ def test_shared_adapters_are_copied_from_host_memory(tiny_run):
     ready = prepare(make_config(tiny_run), make_runtime("cpu"), adapter_cache)
     own, shared_copy = (ready.method.learner._train(ready.method.merged, ready.task(0), None, None) for _ in range(2))
     assert shared_copy.report["training_shared"]
-    ((kept, _),) = adapter_cache.values()
-    for name, value in kept.items():
+    ((cached, _),) = adapter_cache.values()
+    for name, value in cached.items():
         assert value.device.type == "cpu"
         assert torch.equal(value, own.tensors[name])
         assert len({value.data_ptr(), own.tensors[name].data_ptr(), shared_copy.tensors[name].data_ptr()}) == 3
@@ -430,7 +428,7 @@ def test_training_is_shared_by_default_only_within_one_process():
         choose_executor(on="ray", share_training=True)
 
 
-def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monkeypatch):
+def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick_config, store, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     monkeypatch.setattr(executors, "available_cores", lambda: 8)
     started = []
@@ -451,7 +449,7 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monke
 
     monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: Context())
     pool, busy = LocalProcesses(), []
-    for config in (quick(1, threads=0), quick(2, threads=0), quick(3, threads=1)):
+    for config in (quick_config(1, threads=0), quick_config(2, threads=0), quick_config(3, threads=1)):
         busy.append(pool._start(deque([RunJob(config, store.folder(config))]), busy))
     assert started == [(4, "3"), (4, "5"), (1, "3")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -471,8 +469,8 @@ def test_choice_of_executor(monkeypatch):
         choose_executor(2, on="ray:auto")
 
 
-def test_labels_contain_only_the_differences(quick):
-    first, second = quick(1, gamma=0.1), quick(2, gamma=0.5)
+def test_labels_contain_only_the_differences(quick_config):
+    first, second = quick_config(1, gamma=0.1), quick_config(2, gamma=0.5)
     data = first.data.split("/")[-1]
     assert labels([first, second])[second.key()] == f"simplecil {data} seed 2, gamma 0.5"
     assert labels([first])[first.key()] == f"simplecil {data} seed 1"
@@ -483,11 +481,11 @@ def display(terminal):
     return GridDisplay(Console(file=text, force_terminal=terminal, width=120, highlight=False)), text
 
 
-def test_progress_lines_without_a_terminal(quick, store):
-    run_grid([quick(1)], store)
-    shown, text = display(terminal=False)
-    with shown:
-        run_grid([quick(1), quick(2), quick(3, holdout=0.99)], store, progress=shown)
+def test_progress_lines_without_a_terminal(quick_config, store):
+    run_grid([quick_config(1)], store)
+    grid_display, text = display(terminal=False)
+    with grid_display:
+        run_grid([quick_config(1), quick_config(2), quick_config(3, holdout=0.99)], store, progress=grid_display)
     lines = text.getvalue().splitlines()
     assert lines[0] == "3 runs, 1 of them finished earlier"
     assert lines[1].startswith("2/3  simplecil")
@@ -497,46 +495,46 @@ def test_progress_lines_without_a_terminal(quick, store):
     assert len(lines) == 3
 
 
-def test_live_display(quick, monkeypatch):
+def test_live_display(quick_config, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("onea.research.cli.display.time.perf_counter", lambda: now[0])
-    configs = [quick(seed) for seed in range(1, 6)]
-    shown, _ = display(terminal=True)
+    configs = [quick_config(seed) for seed in range(1, 6)]
+    grid_display, _ = display(terminal=True)
 
-    def picture():
+    def render():
         console = Console(file=io.StringIO(), width=120)
-        console.print(shown._draw())
+        console.print(grid_display._draw())
         return console.file.getvalue()
 
-    shown.start(configs, configs[:1])
-    assert "1 of 5 runs  1 finished earlier" in picture()
-    shown.advance(configs[1], 0, 0)
-    assert "preparing" in picture()
-    assert "left" not in picture(), "nothing to go by yet"
-    shown.advance(configs[1], 2, 4)  # half of it was learned by an earlier grid
-    shown.advance(configs[1], 3, 4)
+    grid_display.start(configs, configs[:1])
+    assert "1 of 5 runs  1 finished earlier" in render()
+    grid_display.advance(configs[1], 0, 0)
+    assert "preparing" in render()
+    assert "left" not in render(), "there is no estimate yet"
+    grid_display.advance(configs[1], 2, 4)  # half of it was learned by an earlier grid
+    grid_display.advance(configs[1], 3, 4)
     now[0] += 10
-    assert "task 4 of 4" in picture()
-    assert "10 s so far, about 2 min left" in picture()  # 10 s for a quarter of a run, 3.25 runs left: 130 s
-    shown.end(configs[1], {"metrics": {"A_T": 50.0, "mean_A": 60.0}})
-    shown.advance(configs[2], 0, 0)
-    shown.end(configs[2], Failure("It broke; mend it."))
-    assert "3 of 5 runs  1 failed  1 finished earlier" in picture()
-    assert "about 40 s left" in picture()  # 10 s for half a run, 2 runs left
+    assert "task 4 of 4" in render()
+    assert "10 s so far, about 2 min left" in render()  # 10 s for a quarter of a run, 3.25 runs left: 130 s
+    grid_display.end(configs[1], {"metrics": {"A_T": 50.0, "mean_A": 60.0}})
+    grid_display.advance(configs[2], 0, 0)
+    grid_display.end(configs[2], Failure("It failed; try again."))
+    assert "3 of 5 runs  1 failed  1 finished earlier" in render()
+    assert "about 40 s left" in render()  # 10 s for half a run, 2 runs left
 
 
-def test_the_live_display_leaves_only_failures(quick, store):
-    shown, text = display(terminal=True)
-    with shown:
-        run_grid([quick(1), quick(2, holdout=0.99)], store, progress=shown)
+def test_the_live_display_leaves_only_failures(quick_config, store):
+    grid_display, text = display(terminal=True)
+    with grid_display:
+        run_grid([quick_config(1), quick_config(2, holdout=0.99)], store, progress=grid_display)
     written = text.getvalue()
     assert "2 runs" in written
     assert "seed 2, holdout 0.99 failed: holdout 0.99 leaves" in written
     assert "A_T" not in written
 
 
-def test_progress_is_optional(quick, tmp_path):
-    job = RunJob(quick(), tmp_path)
+def test_progress_is_optional(quick_config, tmp_path):
+    job = RunJob(quick_config(), tmp_path)
     assert ignore_progress(job, 1, 2) is None
     results = list(InProcess().run([job]))
     assert [result.failure for result in results] == [None]

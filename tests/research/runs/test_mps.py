@@ -72,9 +72,9 @@ def test_nothing_is_started_if_it_is_running_or_missing(calls, tmp_path, monkeyp
     assert calls() == []
 
 
-@pytest.mark.parametrize("trial", ["raise SystemExit(1)", "import time; time.sleep(9)"])
-def test_the_service_is_not_used_if_clients_cannot_connect(calls, trial, monkeypatch):
-    monkeypatch.setattr(executors, "_CLIENT_TEST", trial)
+@pytest.mark.parametrize("client_test", ["raise SystemExit(1)", "import time; time.sleep(9)"])
+def test_the_service_is_not_used_if_clients_cannot_connect(calls, client_test, monkeypatch):
+    monkeypatch.setattr(executors, "_CLIENT_TEST", client_test)
     monkeypatch.setattr(executors, "_MPS_TIMEOUT", 2)
     with multi_process_service() as clients:
         assert clients == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changed files of a run and of its packed images: the same record or one error message."""
+"""Changed files of a run and of its packed images lead to the same record or one error message."""
 
 from __future__ import annotations
 
@@ -43,38 +43,43 @@ def values(vit: str, images: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(tiny_vit, tiny_images, tmp_path_factory) -> Path:
+def original_runs(tiny_vit, tiny_images, tmp_path_factory) -> Path:
     """A finished and an interrupted run and the images packed for them, and the same of another run on other images."""
-    place = tmp_path_factory.mktemp("mutations")
+    folder = tmp_path_factory.mktemp("mutations")
     for name in ("mine", "other"):
         for file in sorted(tiny_images.rglob("*.png")):
-            target = place / name / "images" / file.relative_to(tiny_images)
+            target = folder / name / "images" / file.relative_to(tiny_images)
             target.parent.mkdir(parents=True, exist_ok=True)
             pixels = np.asarray(Image.open(file))
             Image.fromarray(pixels if name == "mine" else 255 - pixels).save(target)
-        config = make_config(values(tiny_vit, place / name / "images"))
+        config = make_config(values(tiny_vit, folder / name / "images"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("ONEA_CACHE", str(place / name / "cache"))
-            run(config, place / name / "finished")
+            patch.setenv("ONEA_CACHE", str(folder / name / "cache"))
+            run(config, folder / name / "finished")
             with pytest.raises(KeyboardInterrupt):
-                run(config, place / name / "interrupted", Stop())
-    assert [read_run(place / "mine" / kind)["status"] for kind in KINDS[:2]] == ["finished", "running"]
-    return place
+                run(config, folder / name / "interrupted", Stop())
+    assert [read_run(folder / "mine" / kind)["status"] for kind in KINDS[:2]] == ["finished", "running"]
+    return folder
 
 
-class Trial:
-    """The folder of one kind, changed in many ways; counts the outcomes of the command that uses it."""
+class Mutations:
+    """Changes the folder of one kind in many ways and counts the outcomes of the command that uses it."""
 
-    def __init__(self, kind: str, made: Path, place: Path, vit: str) -> None:
-        self.kind, self.made, self.path, self.out = kind, made / "mine" / kind, place / kind, place / "out"
-        self.other = made / "other" / kind
-        self.config = make_config(values(vit, made / "mine/images"))
-        self.expected = comparable_fields(read_run(made / "mine/finished"))
+    def __init__(self, kind: str, original_runs: Path, folder: Path, vit: str) -> None:
+        self.kind, self.original, self.path, self.out = (
+            kind,
+            original_runs / "mine" / kind,
+            folder / kind,
+            folder / "out",
+        )
+        self.other = original_runs / "other" / kind
+        self.config = make_config(values(vit, original_runs / "mine/images"))
+        self.expected = comparable_fields(read_run(original_runs / "mine/finished"))
         self.refused = self.same = 0
 
     def fresh(self) -> Path:
         shutil.rmtree(self.path, ignore_errors=True)
-        return Path(shutil.copytree(self.made, self.path))
+        return Path(shutil.copytree(self.original, self.path))
 
     def command(self) -> dict[str, Any]:
         if self.kind != "cache":
@@ -83,7 +88,7 @@ class Trial:
         return run(self.config, self.out)
 
     def check(self, what: str) -> None:
-        """Show the changed folder, then give the command again."""
+        """Report on the changed folder, then repeat the command."""
         before = content(self.path)
         if self.kind != "cache":
             self.check_report(what)
@@ -92,7 +97,7 @@ class Trial:
         except OneaError as error:
             check_sentence(what, error)
             self.refused += 1
-            if self.kind != "cache":  # where what cannot be used is made again
+            if self.kind != "cache":  # unusable files of the cache are rebuilt
                 after = content(self.path)
                 assert {name: after.get(name) for name in before if name != "lock"} == {
                     name: value for name, value in before.items() if name != "lock"
@@ -100,135 +105,137 @@ class Trial:
         else:
             assert comparable_fields(record) == self.expected, f"{what}: another record"
             folder = self.out if self.kind == "cache" else self.path
-            assert read_run(folder) == record, f"{what}: the file says something else"
+            assert read_run(folder) == record, f"{what}: the record in the file differs"
             self.same += 1
 
     def check_report(self, what: str) -> None:
         try:
-            [found] = load_records(self.path)
+            [record] = load_records(self.path)
         except OneaError as error:
             check_sentence(what, error)
         else:
-            known = (read_run(self.made), read_run(self.other))  # the other one says itself what it is of
-            assert found in known, f"{what}: another record is shown"
+            valid_records = (read_run(self.original), read_run(self.other))  # the other one is a valid record, too
+            assert record in valid_records, f"{what}: another record is shown"
 
 
 @pytest.fixture
-def trial_of(made, tmp_path, tiny_vit, monkeypatch) -> Callable[[str], Trial]:
-    def make(kind: str) -> Trial:
-        used = tmp_path / "cache" if kind == "cache" else made / "mine/cache"
+def mutations_of(original_runs, tmp_path, tiny_vit, monkeypatch) -> Callable[[str], Mutations]:
+    def make(kind: str) -> Mutations:
+        used = tmp_path / "cache" if kind == "cache" else original_runs / "mine/cache"
         monkeypatch.setenv("ONEA_CACHE", str(used))
-        return Trial(kind, made, tmp_path, tiny_vit)
+        return Mutations(kind, original_runs, tmp_path, tiny_vit)
 
     return make
 
 
-def exchanged(trial: Trial) -> Iterator[str]:
-    """Some or all files are those of another run, under the names of this one's."""
-    mine, theirs = (sorted(file.name for file in place.iterdir()) for place in (trial.made, trial.other))
-    pairs = list(zip(mine, theirs, strict=True))
+def exchange_files(mutations: Mutations) -> Iterator[str]:
+    """Replace some or all files by those of another run."""
+    own_names, other_names = (
+        sorted(file.name for file in folder.iterdir()) for folder in (mutations.original, mutations.other)
+    )
+    pairs = list(zip(own_names, other_names, strict=True))
     for count in range(1, len(pairs) + 1):
         for chosen in itertools.combinations(pairs, count):
             for name, other in chosen:
-                shutil.copy(trial.other / other, trial.path / name)
+                shutil.copy(mutations.other / other, mutations.path / name)
             yield f"{', '.join(name for name, _ in chosen)} of another run"
 
 
-def rewritten(trial: Trial, rng: random.Random, share: float) -> Iterator[str]:
-    """JSON in which something else stands, or stands twice; whoever did that left the checksum as it was."""
-    for file in sorted(trial.path.glob("*.json")):
-        name, whole = file.name, json.loads(file.read_bytes())
-        for path in leaves(whole):
-            for odd in (*ODD, float("nan"), float("inf")):
+def rewrite_json(mutations: Mutations, rng: random.Random, share: float) -> Iterator[str]:
+    """Replace or duplicate values in JSON files without updating the checksum."""
+    for file in sorted(mutations.path.glob("*.json")):
+        name, intact = file.name, json.loads(file.read_bytes())
+        for path in leaves(intact):
+            for value in (*ODD, float("nan"), float("inf")):
                 if path and rng.random() < share:
-                    (trial.path / name).write_text(json.dumps(replaced(whole, path, odd)))
-                    yield f"{name}: {path} is {odd!r:.60}"
-        for key in whole:
-            for twice in ("null", json.dumps(whole[key]), "[]"):
+                    (mutations.path / name).write_text(json.dumps(replaced(intact, path, value)))
+                    yield f"{name}: {path} is {value!r:.60}"
+        for key in intact:
+            for duplicate in ("null", json.dumps(intact[key]), "[]"):
                 if rng.random() < 100 * share:
-                    text = json.dumps(whole)
-                    again = rng.choice([f'{{"{key}": {twice}, {text[1:]}', f'{text[:-1]}, "{key}": {twice}}}'])
-                    (trial.path / name).write_text(again)
-                    yield f"{name}: {key} twice, as {twice:.60}"
-        (trial.path / name).write_text("[" * 100_000)
+                    text = json.dumps(intact)
+                    again = rng.choice([f'{{"{key}": {duplicate}, {text[1:]}', f'{text[:-1]}, "{key}": {duplicate}}}'])
+                    (mutations.path / name).write_text(again)
+                    yield f"{name}: {key} twice, as {duplicate:.60}"
+        (mutations.path / name).write_text("[" * 100_000)
         yield f"{name}: brackets"
-        (trial.path / name).write_text(f'{{"format": 2, "x": {"[" * 900}{"]" * 900}}}')
+        (mutations.path / name).write_text(f'{{"format": 2, "x": {"[" * 900}{"]" * 900}}}')
         yield f"{name}: a nest"
-        with (trial.path / name).open("r+b") as opened:
-            opened.truncate(10 * 2**30)  # of nothing, so that it takes no room on the disk
+        with (mutations.path / name).open("r+b") as opened:
+            opened.truncate(10 * 2**30)  # a sparse file, which occupies no space
         yield f"{name}: gigabytes"
 
 
-def try_all(trial: Trial, each: int, share: float, of_json: float) -> int:
-    rng, chance, count = random.Random(SEED), random.Random(SEED), 0
-    path = trial.fresh()
-    ways = (accidents(path, rng, each), exchanged(trial), rewritten(trial, rng, of_json))
-    for what in itertools.chain(*ways):
-        if chance.random() < share:
-            trial.check(what)
+def try_all(mutations: Mutations, per_file: int, share: float, json_share: float) -> int:
+    rng, sampler, count = random.Random(SEED), random.Random(SEED), 0
+    path = mutations.fresh()
+    changes = (accidents(path, rng, per_file), exchange_files(mutations), rewrite_json(mutations, rng, json_share))
+    for what in itertools.chain(*changes):
+        if sampler.random() < share:
+            mutations.check(what)
             count += 1
-        trial.fresh()
+        mutations.fresh()
     return count
 
 
 @pytest.mark.parametrize(("kind", "share"), [("finished", 0.35), ("interrupted", 0.35), ("cache", 0.15)])
-def test_a_changed_file_never_changes_the_final_record(kind, share, trial_of):
+def test_a_changed_file_never_changes_the_final_record(kind, share, mutations_of):
     """A sample; --slow tries many more."""
-    trial = trial_of(kind)
-    assert try_all(trial, each=2, share=share, of_json=0.0005) > 8
-    assert trial.same > 0
-    assert trial.refused > 0 or kind == "cache", "what is spoilt there is made again"
+    mutations = mutations_of(kind)
+    assert try_all(mutations, per_file=2, share=share, json_share=0.0005) > 8
+    assert mutations.same > 0
+    assert mutations.refused > 0 or kind == "cache", "damaged files of the cache are rebuilt"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_changed_files_never_change_the_final_record(kind, trial_of, tried):
-    trial = trial_of(kind)
-    count = try_all(trial, each=60, share=1.0, of_json=0.01)
-    tried("changed run folders", kind, {"refused with one sentence": trial.refused, "harmless": trial.same})
+def test_many_changed_files_never_change_the_final_record(kind, mutations_of, tried):
+    mutations = mutations_of(kind)
+    count = try_all(mutations, per_file=60, share=1.0, json_share=0.01)
+    tried("changed run folders", kind, {"refused with one sentence": mutations.refused, "harmless": mutations.same})
     assert count > 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_flipped_bit_in_any_byte_of_a_record(kind, trial_of, tried):
-    """One bit of each: what is read is what was written."""
-    trial = trial_of(kind)
-    file = trial.fresh() / "record.json"
-    whole, expected = file.read_bytes(), read_run(trial.path)
+def test_a_flipped_bit_in_any_byte_of_a_record(kind, mutations_of, tried):
+    """A record is read correctly or refused after one bit of any byte is flipped."""
+    mutations = mutations_of(kind)
+    file = mutations.fresh() / "record.json"
+    intact, expected = file.read_bytes(), read_run(mutations.path)
     refused = 0
-    for place in range(len(whole)):
-        data = bytearray(whole)
-        data[place] ^= 1 << (place % 8)
+    for position in range(len(intact)):
+        data = bytearray(intact)
+        data[position] ^= 1 << (position % 8)
         file.write_bytes(data)
         try:
-            assert read_run(trial.path) == expected, f"bit at {place}"
+            assert read_run(mutations.path) == expected, f"bit at {position}"
         except OneaError as error:
-            check_sentence(f"bit at {place}", error)
+            check_sentence(f"bit at {position}", error)
             refused += 1
-    outcomes = {"refused with one sentence": refused, "harmless": len(whole) - refused}
+    outcomes = {"refused with one sentence": refused, "harmless": len(intact) - refused}
     tried("changed run folders", f"flipped bits of record.json, {kind}", outcomes)
-    assert refused > len(whole) / 2
+    assert refused > len(intact) / 2
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_changed_number_in_a_record_is_detected(kind, trial_of):
-    """What to do about it is part of the sentence, for the run and for a report."""
-    trial = trial_of(kind)
-    file = trial.fresh() / "record.json"
+def test_a_changed_number_in_a_record_is_detected(kind, mutations_of):
+    """The error messages of runs and reports contain the remedy."""
+    mutations = mutations_of(kind)
+    file = mutations.fresh() / "record.json"
     record = json.loads(file.read_bytes())
     record["metrics"]["A"][0] += 1
     file.write_text(json.dumps(record))
-    for look in (trial.command, lambda: load_records(trial.path)):
+    for command in (mutations.command, lambda: load_records(mutations.path)):
         with pytest.raises(OneaError, match=r"record\.json is damaged \(its content does not match"):
-            look()
+            command()
         with pytest.raises(OneaError, match="restore it from a copy, or delete that folder to run it again"):
-            look()
+            command()
 
 
-def test_a_newer_record_is_not_called_damaged(trial_of):
-    trial = trial_of("finished")
-    record = json.loads((trial.fresh() / "record.json").read_bytes())
-    (trial.path / "record.json").write_bytes(dump_with_checksum(record | {"format": 3}))
+def test_a_newer_record_is_not_called_damaged(mutations_of):
+    mutations = mutations_of("finished")
+    record = json.loads((mutations.fresh() / "record.json").read_bytes())
+    (mutations.path / "record.json").write_bytes(dump_with_checksum(record | {"format": 3}))
     with pytest.raises(OneaError, match=r"is not a record that onea .* reads; move it elsewhere"):
-        trial.command()
+        mutations.command()

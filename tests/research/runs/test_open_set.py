@@ -65,8 +65,8 @@ def test_open_set_adds_only_the_auroc_to_a_record(tiny_run, tmp_path):
     assert len(areas) == 2
     assert all(0 <= area <= 100 for area in areas)
     assert last is None, "there are no future classes"
-    more = {"config": plain["config"] | {"open_set": True}, "open_set": open_set_record["open_set"]}
-    assert comparable_fields(open_set_record) == comparable_fields(plain) | more
+    open_set_fields = {"config": plain["config"] | {"open_set": True}, "open_set": open_set_record["open_set"]}
+    assert comparable_fields(open_set_record) == comparable_fields(plain) | open_set_fields
     assert is_resumable(open_set_record)
     assert metric("open_set").value(open_set_record) == pytest.approx(sum(areas) / 2)
     further = split_by_classifier(open_set_record)[1]
@@ -100,12 +100,12 @@ def test_open_set_is_part_of_the_key_only_if_it_is_on():
 def test_tables_show_the_metric_of_records_that_have_it():
     plain, open_set_record = record("simplecil"), record(open_set=AREAS)
     assert metric("open_set").value(open_set_record) == MEAN
-    heads = {
+    column_names = {
         name: [column.name for column in results_table(records).columns]
         for name, records in {"plain": [plain], "both": [open_set_record, plain]}.items()
     }
-    assert "open-set AUROC %" not in heads["plain"]
-    assert set(heads["both"]) - set(heads["plain"]) == {"open-set AUROC %"}
+    assert "open-set AUROC %" not in column_names["plain"]
+    assert set(column_names["both"]) - set(column_names["plain"]) == {"open-set AUROC %"}
     assert [m.title for m in headline_metrics([open_set_record]).values()].count("open-set AUROC") == 1
     for records, shown in (([plain], False), ([open_set_record, plain], True)):
         (setting,) = settings(with_titles(records))
@@ -128,9 +128,9 @@ def test_the_summary_shows_every_step(capsys):
     assert "open-set" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [[80.0], [101.0] * 9, [-1.0] * 9, ["80"] * 9, 80.0, {"1": 80.0}, [True] * 9])
-def test_impossible_aurocs_are_refused(wrong):
+@pytest.mark.parametrize("invalid", [[80.0], [101.0] * 9, [-1.0] * 9, ["80"] * 9, 80.0, {"1": 80.0}, [True] * 9])
+def test_impossible_aurocs_are_refused(invalid):
     assert is_reportable(record(open_set=AREAS))
     assert is_reportable(record(open_set=[]))
     assert is_reportable(record(open_set=None))
-    assert not is_reportable(record(open_set=wrong))
+    assert not is_reportable(record(open_set=invalid))

@@ -16,8 +16,8 @@ from onea.runtime import make_runtime
 
 def trial(values: dict, method: str, **changes) -> LearningRateTrial:
     names = {field.name for field in dataclasses.fields(method_class(method).Options)}
-    wanted = {"rank": 4, "batch_size": 8, "epochs": 4}
-    options = {name: value for name, value in wanted.items() if name in names} | changes.pop("options", {})
+    quick_options = {"rank": 4, "batch_size": 8, "epochs": 4}
+    options = {name: value for name, value in quick_options.items() if name in names} | changes.pop("options", {})
     config = make_config(values | {"method": method, "options": options} | changes)
     return try_rates(config, make_runtime("cpu", "fp32", 1))
 

@@ -25,14 +25,14 @@ from onea.research.runs.grid import GridProgress, RecordStore, run_grid
 class Events(GridProgress):
     """Records events in order, and acts at the first one with this seed and task."""
 
-    def __init__(self, at=None, act=None):
-        self.events, self._at, self._act = [], at, act
+    def __init__(self, trigger=None, action=None):
+        self.events, self._at, self._act = [], trigger, action
 
     def advance(self, config, task, tasks):
         self.events.append((config.seed, task))
         if self._act and (config.seed, task) == self._at:
-            act, self._act = self._act, None
-            act()
+            action, self._act = self._act, None
+            action()
 
     def end(self, config, result):
         self.events.append((config.seed, "end"))
@@ -40,7 +40,7 @@ class Events(GridProgress):
 
 @pytest.fixture
 def configs(tiny_run):
-    """Runs by seed, long enough to be hit."""
+    """Runs by seed, long enough to be interrupted."""
     options = tiny_run["options"] | {"epochs": 60, "min_epochs": 60, "max_epochs": 60}
     return {seed: make_config(tiny_run | {"seed": seed, "options": options}) for seed in (1, 2, 3)}
 
@@ -76,7 +76,7 @@ def test_a_grid_on_this_machine(ray, tiny_run, tmp_path, monkeypatch):
     bad = make_config(tiny_run | {"seed": 3, "holdout": 0.99})
     progress = Events()
     outcome = run_grid([*good, bad], store, RayExecutor(), progress)
-    assert not ray.is_initialized(), "what was started was ended"
+    assert not ray.is_initialized(), "the cluster that was started is stopped"
     assert {config.seed for config in outcome.finished} == {1, 2}
     assert outcome.failed == (bad,)
     assert "hold out less" in str(store.failure(bad))
@@ -119,7 +119,7 @@ def test_a_lost_worker_is_retried(ray, configs, tmp_path):
     outcome = run_grid(runs, store, RayExecutor(), Events((1, 1), kill))
     assert killed
     assert len(outcome.finished) == 2
-    assert store.find(configs[1])["dates"]["resumed"], "it went on after its first task"
+    assert store.find(configs[1])["dates"]["resumed"], "it was resumed after its first task"
     run_grid(runs, reference)
     assert all_comparable_fields(runs, store) == all_comparable_fields(runs, reference)
 
@@ -171,12 +171,12 @@ def cluster(ray, tmp_path_factory):
         yield address, nodes
     finally:
         for node in nodes:
-            lose(node)
+            kill_node(node)
         log.close()
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def lose(node):
+def kill_node(node):
     """Kill all processes of a node, which are in the group of its first process."""
     with suppress(ProcessLookupError):
         os.killpg(node.pid, signal.SIGKILL)
@@ -194,19 +194,19 @@ def nodes_alive(ray, address):
 
 
 def wait_for(condition, seconds=90):
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "the cluster did not come up"
+        assert time.monotonic() < deadline, "the cluster did not come up"
         time.sleep(1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lose_a_node", [False, True])
-def test_two_nodes(cluster, configs, tmp_path, lose_a_node):
+@pytest.mark.parametrize("node_is_lost", [False, True])
+def test_two_nodes(cluster, configs, tmp_path, node_is_lost):
     address, nodes = cluster
     store, reference = RecordStore(tmp_path / "store"), RecordStore(tmp_path / "reference")
     runs = list(configs.values())
-    progress = Events((2, 1), (lambda: lose(nodes[1])) if lose_a_node else None)
+    progress = Events((2, 1), (lambda: kill_node(nodes[1])) if node_is_lost else None)
     outcome = run_grid(runs, store, RayExecutor(address), progress)
     assert len(outcome.finished) == 3
     starts = [event for event in progress.events if event[1] in (0, "end")]

@@ -56,7 +56,7 @@ def values(tiny_run, images, weights) -> dict:
     return rest | {"method": "simplecil", "data": f"folder:{images}", "backbone": str(weights)}
 
 
-class Remarks(Progress):
+class RemarkCollector(Progress):
     def __init__(self):
         self.texts: list[str] = []
 
@@ -73,7 +73,7 @@ def invert(file: Path) -> None:
     assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
 
 
-def unfinished(folder: Path) -> None:
+def mark_unfinished(folder: Path) -> None:
     """As if the run had been killed after its first task."""
     write_record(folder, json.loads((folder / "record.json").read_text()) | {"status": "running"})
 
@@ -92,26 +92,26 @@ def test_a_finished_run_on_other_images_is_refused(values, images, tmp_path):
 
 
 def test_the_command_lists_the_changes_and_writes_nothing(values, images, onea):
-    words = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
-    assert onea(*words, "--out", "o")[0] == 0
-    kept = {path: path.stat().st_mtime_ns for path in Path("o").iterdir()}
+    arguments = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
+    assert onea(*arguments, "--out", "o")[0] == 0
+    files_before = {path: path.stat().st_mtime_ns for path in Path("o").iterdir()}
     shutil.rmtree(images / "train/class03")
-    code, out, err = onea(*words, "--out", "o")
+    code, out, err = onea(*arguments, "--out", "o")
     assert (code, out) == (2, "")
     assert err.startswith("onea: o contains a finished run with other images (Class 'class03' is in test/")
     assert len(err.splitlines()) == 1
-    assert {path: path.stat().st_mtime_ns for path in Path("o").iterdir()} == kept
+    assert {path: path.stat().st_mtime_ns for path in Path("o").iterdir()} == files_before
 
 
 @pytest.mark.parametrize("store", ["auto", "exact"])
-@pytest.mark.parametrize("side", ["train", "test"])
-def test_an_edit_that_keeps_size_and_time_is_detected(store, side, values, images, tmp_path):
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_edit_that_keeps_size_and_time_is_detected(store, split, values, images, tmp_path):
     config = make_config(values | {"store": store})
     run(config, tmp_path / "o")
-    invert(images / side / "class00" / "0.bmp")
-    with pytest.raises(OneaError, match=rf"other images \(the pixels of {side} have changed\)"):
+    invert(images / split / "class00" / "0.bmp")
+    with pytest.raises(OneaError, match=rf"other images \(the pixels of {split} have changed\)"):
         run(config, tmp_path / "o")
-    unfinished(tmp_path / "o")
+    mark_unfinished(tmp_path / "o")
     with pytest.raises(OneaError, match=r"The data of the run .* changed since it began \(sha256\)"):
         run(config, tmp_path / "o")
 
@@ -126,7 +126,7 @@ def test_touched_or_copied_images_are_unchanged(values, images, tmp_path):
     shutil.rmtree(images)
     (tmp_path / "copy").rename(images)
     assert run(config, tmp_path / "o") == first
-    unfinished(tmp_path / "o")
+    mark_unfinished(tmp_path / "o")
     assert comparable_fields(run(config, tmp_path / "o"))["data"] == first["data"]
 
 
@@ -144,11 +144,11 @@ def test_unchanged_files_are_not_read(values, tmp_path, monkeypatch):
 
 
 def test_a_finished_run_needs_neither_images_nor_weights(values, images, weights, tmp_path, onea):
-    words = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
-    first = onea(*words, "--out", "o")
+    arguments = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
+    first = onea(*arguments, "--out", "o")
     shutil.rmtree(images)
     weights.unlink()
-    code, out, err = onea(*words, "--out", "o")
+    code, out, err = onea(*arguments, "--out", "o")
     assert code == 0
     assert out.startswith(first[1])
     remarks = [
@@ -156,19 +156,19 @@ def test_a_finished_run_needs_neither_images_nor_weights(values, images, weights
         for what in (f"images (folder:{images})", f"weights ({weights})")
     ]
     assert err.splitlines() == remarks
-    remarks_of_run = Remarks()
+    remarks_of_run = RemarkCollector()
     run(make_config(values), Path("o"), remarks_of_run)
     assert remarks_of_run.texts == remarks
 
 
-@pytest.mark.parametrize("spec", ["list:missing.txt", "list:a.txt,b.txt", "cub200", "imagenet-a", "cifar100"])
-def test_missing_data_is_not_downloaded(spec, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["list:missing.txt", "list:a.txt,b.txt", "cub200", "imagenet-a", "cifar100"])
+def test_missing_data_is_not_downloaded(name, tmp_path, monkeypatch):
     from onea.data.dataset import MissingData
     from onea.research.data.sources import load_dataset
 
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", lambda _: pytest.fail("fetches"))
     with pytest.raises(MissingData):
-        load_dataset(spec, root=tmp_path, fetch=False)
+        load_dataset(name, root=tmp_path, fetch=False)
 
 
 def test_an_unwritable_cache_does_not_count_as_changed_images(tmp_path, monkeypatch):
@@ -226,7 +226,7 @@ def test_a_remark_reports_another_default_precision(values, tmp_path, monkeypatc
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: False)
     first = run(config, tmp_path / "o")
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: True)
-    remarks_of_run = Remarks()
+    remarks_of_run = RemarkCollector()
     assert run(config, tmp_path / "o", remarks_of_run) == first, "a run keeps its precision, finished or not"
     assert remarks_of_run.texts == [
         "it was computed in fp32, but auto selects bf16 here; --precision bf16 makes another run"
@@ -302,7 +302,7 @@ def test_the_committed_records_are_valid():
 def test_a_pipe_in_place_of_a_file_does_not_block(values, tmp_path):
     config, folder = make_config(values), tmp_path / "o"
     record = run(config, folder)
-    unfinished(folder)
+    mark_unfinished(folder)
     state = folder / record["checkpoint"]["file"]
     state.unlink()
     os.mkfifo(state)
@@ -317,12 +317,12 @@ def test_a_pipe_in_place_of_a_file_does_not_block(values, tmp_path):
 def test_leftovers_of_a_kill_in_the_last_step_are_deleted(values, tmp_path):
     config, folder = make_config(values), tmp_path / "o"
     record = run(config, folder)
-    kept = {path.name for path in folder.iterdir()}
+    files_before = {path.name for path in folder.iterdir()}
     for name in ("state-002.safetensors", ".record.json.7.partial", ".state-003.safetensors.7.partial"):
         (folder / name).touch()
     (folder / "state-of-the-art.safetensors").touch()
     assert run(config, folder) == record
-    assert {path.name for path in folder.iterdir()} == kept | {"state-of-the-art.safetensors"}
+    assert {path.name for path in folder.iterdir()} == files_before | {"state-of-the-art.safetensors"}
 
 
 # grids
@@ -365,21 +365,31 @@ def test_a_table_omits_runs_on_changed_images(images, weights, onea, monkeypatch
     monkeypatch.setattr("onea.research.paper.page.write_experiment", write)
     command = importlib.import_module("onea.research.cli.paper")
     monkeypatch.setattr(command, "print_result", lambda _, __, failures: messages.extend(failures.values()))
-    words = ["paper", "proxies", "--data", f"folder:{images}", "--backbone", str(weights), "--tasks", "3", "--scale"]
-    words += ["0.01", "--device", "cpu", "--out", "o"]
+    arguments = [
+        "paper",
+        "proxies",
+        "--data",
+        f"folder:{images}",
+        "--backbone",
+        str(weights),
+        "--tasks",
+        "3",
+        "--scale",
+    ]
+    arguments += ["0.01", "--device", "cpu", "--out", "o"]
     messages: list[str] = []
-    assert onea(*words)[0] == 0
+    assert onea(*arguments)[0] == 0
     invert(images / "train/class00/0.bmp")
-    assert onea(*words)[0] == 1
+    assert onea(*arguments)[0] == 1
     assert len(messages) == 3
     assert all("the pixels of train have changed" in message for message in messages)
-    assert onea(*words, "--render-only")[0] == 0
+    assert onea(*arguments, "--render-only")[0] == 0
     assert shown == [3, 0, 3], "--render-only shows finished runs"
 
 
 # one process at a time
 
-SLOW = """
+SLOW_RUN = """
 import json, pathlib, sys
 from onea.research.runs.config import make_config
 from onea.research.runs.runner import run
@@ -397,7 +407,7 @@ run(make_config(values), pathlib.Path(folder), Lines())
 def test_a_second_process_gets_an_error_that_names_the_first(tiny_run, tmp_path, onea):
     slow = tiny_run["options"] | {"epochs": 3000, "min_epochs": 3000, "max_epochs": 3000}
     values = tiny_run | {"options": slow}
-    command = [sys.executable, "-c", SLOW, json.dumps([values, str(tmp_path / "o")])]
+    command = [sys.executable, "-c", SLOW_RUN, json.dumps([values, str(tmp_path / "o")])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs: resume after any kill, refusal of other runs' folders, golden numbers, memory."""
+"""Complete runs: resuming after a kill, refusal of folders of other runs, golden numbers, memory."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def killed(uninterrupted, shared_tiny_run, tmp_path_factory) -> dict[str, Path]:
     uninterrupted(shared_tiny_run)  # first: it packs the images, whose files would count below
     folders = {point: tmp_path_factory.mktemp("killed") for point in KILL_POINTS}
     jobs = [json.dumps([shared_tiny_run, str(folders[point]), *where]) for point, where in KILL_POINTS.items()]
-    done = subprocess.run([sys.executable, "-c", DRIVER, *jobs], capture_output=True, text=True, timeout=240)
-    assert done.stdout.split() == ["-9"] * len(jobs), done.stderr
+    process = subprocess.run([sys.executable, "-c", DRIVER, *jobs], capture_output=True, text=True, timeout=240)
+    assert process.stdout.split() == ["-9"] * len(jobs), process.stderr
     return folders
 
 
@@ -148,12 +148,12 @@ def test_the_record_is_complete(tiny_run, tmp_path):
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_of_a_surrounding_repository_is_not_recorded(tmp_path):
     """A virtual environment may be inside another repository."""
-    source, installed = (tmp_path / place / "onea/research/runs" for place in ("src", ".venv/lib/site-packages"))
+    source, installed = (tmp_path / storage / "onea/research/runs" for storage in ("src", ".venv/lib/site-packages"))
     for folder in (source, installed):
         folder.mkdir(parents=True)
-    who = ["-c", "user.name=A", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    author = ["-c", "user.name=A", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
+    for message in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *message], cwd=tmp_path, check=True)
     assert len(git_hash(source) or "") == 40
     assert git_hash(installed) is None
 
@@ -220,7 +220,9 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tiny_run, tmp_path, monkeypat
 
 
 def test_results_do_not_depend_on_the_storage_of_images(tiny_run, tmp_path):
-    records = [run(make_config(tiny_run | {"store": place}), tmp_path / place) for place in ("device", "host", "disk")]
+    records = [
+        run(make_config(tiny_run | {"store": storage}), tmp_path / storage) for storage in ("device", "host", "disk")
+    ]
     assert comparable_fields(records[0]) == comparable_fields(records[1]) == comparable_fields(records[2])
     exact = run(make_config(tiny_run | {"store": "exact"}), tmp_path / "exact")
     assert exact["data"]["stored"] == "exact"
@@ -228,7 +230,7 @@ def test_results_do_not_depend_on_the_storage_of_images(tiny_run, tmp_path):
 
 
 @pytest.fixture
-def spoilt(tiny_run: dict[str, Any], tiny_images: Path, tmp_path: Path) -> tuple[dict[str, Any], list[Path]]:
+def damaged_images(tiny_run: dict[str, Any], tiny_images: Path, tmp_path: Path) -> tuple[dict[str, Any], list[Path]]:
     """A run on a copy of the images, of which two cannot be read: one of training, one of test."""
     images = tmp_path / "images"
     shutil.copytree(tiny_images, images)
@@ -238,8 +240,8 @@ def spoilt(tiny_run: dict[str, Any], tiny_images: Path, tmp_path: Path) -> tuple
     return tiny_run | {"data": f"folder:{images}"}, bad
 
 
-def test_unreadable_original_files_are_skipped_like_packed_ones(spoilt, tmp_path):
-    values, bad = spoilt
+def test_unreadable_original_files_are_skipped_like_packed_ones(damaged_images, tmp_path):
+    values, bad = damaged_images
     data = {}
     for store in ("auto", "exact"):
         record = run(make_config(values | {"store": store, "on_bad": "skip"}), tmp_path / store)
@@ -250,8 +252,8 @@ def test_unreadable_original_files_are_skipped_like_packed_ones(spoilt, tmp_path
     assert [line.partition(": ")[0] for line in data["exact"]["skipped"]] == [str(file) for file in bad]
 
 
-def test_unreadable_original_files_are_refused_like_packed_ones(spoilt, tmp_path):
-    values, bad = spoilt
+def test_unreadable_original_files_are_refused_like_packed_ones(damaged_images, tmp_path):
+    values, bad = damaged_images
 
     def error_of(store: str, on_bad: str) -> str:
         with pytest.raises(OneaError) as caught:
@@ -274,9 +276,9 @@ def test_runs_with_other_settings_finish(change, tiny_run, tmp_path):
     record = run(make_config(tiny_run | change), tmp_path)
     assert record["status"] == "finished"
     if "protocol" in change:
-        found = record["preprocess"]
-        assert (found["mean"], found["geometry"], found["filter"]) == ([0.0] * 3, "resize-crop", "bicubic")
-        assert found["resize"] == 32
+        actual = record["preprocess"]
+        assert (actual["mean"], actual["geometry"], actual["filter"]) == ([0.0] * 3, "resize-crop", "bicubic")
+        assert actual["resize"] == 32
     if "long_tail" in change:
         assert [task["images"] for task in record["tasks"]] == [6 + 5 + 4, 3, 2 + 2]
 
@@ -295,9 +297,9 @@ def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
     record = run(make_config(tiny_run | {"holdout": 0.34, "per_class": 2}), tmp_path)
     assert record["data"]["train_images"] == 12
     assert record["total"] == [2] * 6
-    for wrong, words in (({"holdout": 0.99}, "without training images"), ({"per_class": 0}, "at least 1")):
-        with pytest.raises(OneaError, match=words):
-            run(make_config(tiny_run | wrong), tmp_path / "wrong")
+    for change, message in (({"holdout": 0.99}, "without training images"), ({"per_class": 0}, "at least 1")):
+        with pytest.raises(OneaError, match=message):
+            run(make_config(tiny_run | change), tmp_path / "wrong")
 
 
 def test_a_run_recorded_without_newer_options_is_resumed(tiny_run, tmp_path):
@@ -327,30 +329,30 @@ class StopAfter(Progress):
 def test_golden_record(tiny_run, tmp_path, request):
     """A change of these numbers is a change of results: if intended, `pytest --write-golden` and a changelog line.
 
-    Another processor rounds otherwise. Among plain, AVX2 and AVX-512 kernels of PyTorch, oneDNN and MKL the figures
-    differed by 2e-6 of themselves at most; fifty times that is allowed. No answer may hang on so little.
+    Other processors round differently. Between plain, AVX2 and AVX-512 kernels of PyTorch, oneDNN and MKL the relative
+    differences were at most 2e-6; fifty times that is allowed. No prediction may depend on such differences.
     """
     config = make_config(tiny_run)
     record = run(config, tmp_path)
     state = load_file(tmp_path / record["checkpoint"]["file"])
-    found = {name: record[name] for name in ("stream", "correct", "tasks")}
-    found["norms"] = {name: float(value.double().norm()) for name, value in state.items()}
+    actual = {name: record[name] for name in ("stream", "correct", "tasks")}
+    actual["norms"] = {name: float(value.double().norm()) for name, value in state.items()}
     if request.config.getoption("--write-golden"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        GOLDEN.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")
     expected = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert found["stream"] == expected["stream"]
-    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4, abs=1e-12)
-    for mine, golden in zip(found["tasks"], expected["tasks"], strict=True):
-        assert mine["losses"] == pytest.approx(golden["losses"], rel=1e-4)
-        assert mine["merge"].get("gate_max", 0) == pytest.approx(golden["merge"].get("gate_max", 0), rel=1e-4)
+    assert actual["stream"] == expected["stream"]
+    assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-4, abs=1e-12)
+    for task, golden_task in zip(actual["tasks"], expected["tasks"], strict=True):
+        assert task["losses"] == pytest.approx(golden_task["losses"], rel=1e-4)
+        assert task["merge"].get("gate_max", 0) == pytest.approx(golden_task["merge"].get("gate_max", 0), rel=1e-4)
     ready = prepare(config, make_runtime("cpu", "fp32", 1))
     ready.method.load_state_dict(state)
     best, second = ready.method.scores(ready.test.images.test_views(ready.test.rows)).topk(2).values.unbind(1)
     assert (best - second).min() > 1e-2
-    assert found["correct"] == expected["correct"]
+    assert actual["correct"] == expected["correct"]
 
 
-class Living(Progress):
+class LiveTensorBytes(Progress):
     """The bytes of all tensors that are alive after each task."""
 
     def __init__(self) -> None:
@@ -360,22 +362,26 @@ class Living(Progress):
 
     def end_task(self, task: int, accuracy: float) -> None:
         gc.collect()
-        tensors = [one.untyped_storage() for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        tensors = [
+            tensor.untyped_storage()
+            for tensor in gc.get_objects()
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        ]
         self.bytes.append(sum({memory.data_ptr(): memory.nbytes() for memory in tensors}.values()))
 
 
 def test_memory_and_state_do_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
     images = tmp_path / "images"
     write_tiny_images(images, classes=30, train=4, test=2)
-    states, alive = [], []
+    states, live_bytes_by_tasks = [], []
     for tasks in (3, 30):
         values = tiny_run | {"data": f"folder:{images}", "sizes": ",".join([str(30 // tasks)] * tasks)}
-        folder, living = tmp_path / str(tasks), Living()
-        record = run(make_config(values), folder, living)
+        folder, live_bytes = tmp_path / str(tasks), LiveTensorBytes()
+        record = run(make_config(values), folder, live_bytes)
         gc.unfreeze()
         states.append((folder / record["checkpoint"]["file"]).stat().st_size)
-        alive.append(living.bytes)
-    few, many = alive
+        live_bytes_by_tasks.append(live_bytes.bytes)
+    few, many = live_bytes_by_tasks
     assert states[0] == states[1]
     assert many[-1] == few[-1]
     prototype, count = 64 * 4, 8
@@ -415,14 +421,14 @@ def test_yaml_has_the_same_options_and_errors_name_typos(tmp_path):
     path.write_text("metod: one-a\n")
     with pytest.raises(OneaError, match=r"Unknown option 'metod'.*did you mean 'method'"):
         make_config(read_yaml(path))
-    for text, words in (("- a\n", "option: value"), ("a: [", "not valid YAML")):
+    for text, message in (("- a\n", "option: value"), ("a: [", "not valid YAML")):
         path.write_text(text)
-        with pytest.raises(OneaError, match=words):
+        with pytest.raises(OneaError, match=message):
             read_yaml(path)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("change", "message"),
     [
         ({"tasks": "many"}, "whole number"),
         ({"gamma": "x"}, "a number"),
@@ -433,9 +439,9 @@ def test_yaml_has_the_same_options_and_errors_name_typos(tmp_path):
         ({"method": "onea"}, "did you mean 'one-a'"),
     ],
 )
-def test_error_messages_name_wrong_values(wrong, words):
-    with pytest.raises(OneaError, match=words):
-        make_config(wrong)
+def test_error_messages_name_wrong_values(change, message):
+    with pytest.raises(OneaError, match=message):
+        make_config(change)
 
 
 def test_identity_contains_what_changes_results(tiny_run):

@@ -20,8 +20,10 @@ from onea.research.runs.tracking import Tracking, check_trackers, flat_parameter
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Every curve of the event files directly in a folder."""
-    read = EventAccumulator(str(folder)).Reload()
-    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    accumulator = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
 
 
 def arguments(tiny_run) -> list[str]:
@@ -51,8 +53,8 @@ def test_tensorboard_logs_the_values_of_the_record(tiny_run, tmp_path, monkeypat
     assert [value for _, value in logged["stream/classes"]] == [3, 4, 6]
     steps = sorted(step for curve in ("train/loss", "test/A_T") for step, _ in logged[curve])
     assert steps == list(range(1, len(losses) + 4)), "one axis, each step once"
-    (noted,) = (tmp_path / "logs" / "mine").glob("*/hparams.yml")
-    assert "options.rank: 4" in noted.read_text()
+    (parameters_file,) = (tmp_path / "logs" / "mine").glob("*/hparams.yml")
+    assert "options.rank: 4" in parameters_file.read_text()
 
 
 def test_a_resumed_run_continues_its_curves_and_a_finished_one_logs_nothing(tiny_run, tmp_path):
@@ -85,8 +87,8 @@ def test_a_failing_tracker_is_dropped(tiny_run, tmp_path, capsys):
         tracking._start = lambda name: type("Broken", (), {"store_init_configuration": fail})()
         record = run(make_config(tiny_run), tmp_path / "run", tracking)
     assert record["status"] == "finished"
-    said = capsys.readouterr().err
-    assert said.count("tracker 'tensorboard' failed and is dropped: ConnectionError: the service is gone") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("tracker 'tensorboard' failed and is dropped: ConnectionError: the service is gone") == 1
 
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_run(tmp_path, monkeypatch):
