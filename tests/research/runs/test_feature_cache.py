@@ -23,11 +23,10 @@ ADAPTER_PER_TASK = ["ease", "per-task"]
 FROZEN = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
 
 
-@pytest.fixture(autouse=True)
-def _no_padding(monkeypatch, request):
-    """No padding of batches where forward passes are counted."""
-    if any(word in request.node.name for word in ("cost", "pass_each", "limit")):
-        monkeypatch.setattr("onea.vit.batching.padded_size", int)
+@pytest.fixture
+def _no_padding(monkeypatch):
+    """Batches without padding, for counts of forward passes."""
+    monkeypatch.setattr("onea.vit.batching.padded_size", int)
 
 
 class PassCounter:
@@ -70,6 +69,7 @@ def test_predictions_are_the_same_with_and_without_a_cache(method, tiny_run):
     assert sum(num_passes) <= sum(num_passes_without)
 
 
+@pytest.mark.usefixtures("_no_padding")
 @pytest.mark.parametrize("method", ADAPTER_PER_TASK)
 def test_methods_with_an_adapter_per_task_pass_each_image_once_per_adapter(method, tiny_run):
     _, num_passes, num_images = evaluate_all_tasks(tiny_run, method, None)
@@ -82,6 +82,7 @@ def test_methods_with_an_adapter_per_task_pass_each_image_once_per_adapter(metho
     assert num_passes == [(t + 1) * num_images[t] for t in range(tasks)]
 
 
+@pytest.mark.usefixtures("_no_padding")
 @pytest.mark.parametrize("method", FROZEN)
 def test_frozen_modules_cost_one_pass_per_image_and_module(method, tiny_run):
     _, num_passes, num_images = evaluate_all_tasks(tiny_run, method, None)
@@ -89,6 +90,7 @@ def test_frozen_modules_cost_one_pass_per_image_and_module(method, tiny_run):
     assert sum(num_passes) == num_modules * num_images[-1]
 
 
+@pytest.mark.usefixtures("_no_padding")
 def test_cached_features_of_acmap_are_valid_after_the_limit(tiny_run):
     values = tiny_run | {"options": tiny_run["options"] | {"limit": 2}}
     _, num_passes, num_images = evaluate_all_tasks(values, "acmap", None)
