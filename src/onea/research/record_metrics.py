@@ -72,29 +72,29 @@ class Metric:
         return "–" if value is None else f"{value:.{self.digits}f}"
 
 
-def _stored(name: str) -> Callable[[Record], float | None]:
-    """A number in the record's metrics."""
+def _recorded(name: str) -> Callable[[Record], float | None]:
+    """A number in the record's ``metrics``."""
     return lambda record: record["metrics"].get(name)
 
 
-def _cost(name: str, unit: float = 1.0) -> Callable[[Record], float]:
+def _cost(name: str, divisor: float = 1.0) -> Callable[[Record], float]:
     """The cost per image after the last task."""
-    return lambda record: record["cost"][-1][name] / unit
+    return lambda record: record["cost"][-1][name] / divisor
 
 
 def _inference_milliseconds(record: Record) -> float:
     return float(1000 * record["timings"]["evaluate_s"][-1] / sum(record["total"]))
 
 
-def _open_set(record: Record) -> float:
-    return fmean(area for area in record["open_set"] if area is not None)
+def _mean_open_set_auroc(record: Record) -> float:
+    return fmean(auroc for auroc in record["open_set"] if auroc is not None)
 
 
 def _num_tasks(record: Record) -> float:
     return len(record["stream"]["sizes"])
 
 
-def _adapters(record: Record) -> float:
+def _num_adapters(record: Record) -> float:
     """Number of adapters that are used for inference after the last task."""
     from onea.options import make_options
     from onea.research.methods import method_class  # imports torch, which other metrics do not need
@@ -105,35 +105,35 @@ def _adapters(record: Record) -> float:
 
 
 _BUILT_IN = {
-    "A_T": Metric("A_T", "accuracy over all classes after the last task", _stored("A_T"), "%", headline=True),
+    "A_T": Metric("A_T", "accuracy over all classes after the last task", _recorded("A_T"), "%", headline=True),
     "mean_A": Metric(
-        "mean A", "mean over all tasks of the accuracy over the classes seen", _stored("mean_A"), "%", headline=True
+        "mean A", "mean over all tasks of the accuracy over the classes seen", _recorded("mean_A"), "%", headline=True
     ),
     "weighted_mean_A": Metric(
         "weighted mean A",
         "the same mean, with larger weights for tasks after which more classes are seen than in a balanced stream",
-        _stored("weighted_mean_A"),
+        _recorded("weighted_mean_A"),
         "%",
         headline=True,
     ),
     "F": Metric(
         "F",
         "forgetting: percentage points below a task's best accuracy, mean over tasks; lower is better",
-        _stored("F"),
+        _recorded("F"),
         higher_is_better=False,
         headline=True,
     ),
     "balanced_A_T": Metric(
         "class-balanced A_T",
         "mean of the classes' accuracies after the last task",
-        _stored("balanced_A_T"),
+        _recorded("balanced_A_T"),
         "%",
         headline=True,
     ),
     "open_set": Metric(
         "open-set AUROC",
         "AUROC of seen against unseen classes, mean over tasks; 50 is chance",
-        _open_set,
+        _mean_open_set_auroc,
         "%",
         headline=True,
         optional=True,
@@ -183,7 +183,9 @@ _BUILT_IN = {
         higher_is_better=False,
         digits=1,
     ),
-    "adapters": Metric("adapters", "adapters that are used for inference", _adapters, higher_is_better=False, digits=0),
+    "adapters": Metric(
+        "adapters", "adapters that are used for inference", _num_adapters, higher_is_better=False, digits=0
+    ),
     "tasks": Metric("tasks", "number of tasks", _num_tasks, higher_is_better=False, digits=0),
 }
 

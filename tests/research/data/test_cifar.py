@@ -84,10 +84,10 @@ def test_arrays_in_fortran_order_and_newer_pickle_protocols(protocol, tmp_path):
 
 class Evil:
     def __init__(self, what: Any, *arguments: Any):
-        self.asked = what, arguments
+        self.call = what, arguments
 
     def __reduce__(self) -> Any:
-        return self.asked
+        return self.call
 
 
 def malicious_pickles() -> dict[str, bytes]:

@@ -141,10 +141,10 @@ def test_a_shape_is_not_cached_while_a_file_is_unreadable(tmp_path: Path) -> Non
 
 def test_absolute_paths_work_without_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = make_split(tmp_path / "d", [(9, 9)] * 2)
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
     assert stored_shape([split], 8, tmp_path / "c") == (9, 9)
     assert len(pack(split, 8, cache=tmp_path / "c", on_bad="fail").rows) == 2
 

@@ -185,9 +185,9 @@ def test_deltas_are_taken_from_a_shared_start(tiny_run):
         total = sum(tensors[name] - method.merged.origin[name] for tensors, _ in adapter_cache.values())
         torch.testing.assert_close(merged, method.merged.origin[name] + 0.5 * total)
     options = {"start": "fresh"}
-    apart = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache := AdapterCache(), options=options))
-    assert not apart.merged.origin
-    for name, merged in apart.adapter.state_dict().items():
+    from_fresh = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache := AdapterCache(), options=options))
+    assert not from_fresh.merged.origin
+    for name, merged in from_fresh.adapter.state_dict().items():
         torch.testing.assert_close(merged, 0.3 * sum(tensors[name] for tensors, _ in adapter_cache.values()))
 
 

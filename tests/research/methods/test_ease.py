@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from onea.errors import OneaError
 from onea.options import make_options
 from onea.research.methods import method_class
-from onea.research.methods.ease import EASEOptions, subspace_weights, synthesise
+from onea.research.methods.ease import EASEOptions, subspace_weights, synthesise_prototypes
 from onea.research.methods.presets import preset_options
 
 
@@ -163,7 +163,7 @@ def test_synthetic_prototypes_worked_by_hand():
     prototypes = torch.zeros(2, 3, 2)
     prototypes[0] = torch.tensor([[2.0, 0.0], [0.0, 5.0], [3.0, 0.0]])
     prototypes[1, 1:] = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    actual = synthesise(prototypes, ranges_of(1, 2), include_later=True)[1, 0]
+    actual = synthesise_prototypes(prototypes, ranges_of(1, 2), include_later=True)[1, 0]
     torch.testing.assert_close(actual, torch.tensor([0.26894142, 0.73105858]))
 
 
@@ -171,7 +171,7 @@ def test_synthetic_prototypes_worked_by_hand():
 def test_synthesis_equals_the_definition_in_plain_loops(include_later):
     sizes = (2, 1, 3, 1)
     ranges, real = ranges_of(*sizes), random_prototypes(*sizes)
-    actual = synthesise(real, ranges, include_later)
+    actual = synthesise_prototypes(real, ranges, include_later)
     for i, old in enumerate(ranges):
         for j in range(len(sizes)):
             last = len(sizes) - 1 if include_later else j
@@ -192,19 +192,19 @@ def test_synthesis_equals_the_definition_in_plain_loops(include_later):
 def test_synthesis_ignores_synthesised_prototypes(include_later):
     sizes = (2, 1, 3, 1)
     ranges, prototypes = ranges_of(*sizes), random_prototypes(*sizes)
-    expected = synthesise(prototypes, ranges, include_later)
+    expected = synthesise_prototypes(prototypes, ranges, include_later)
     for task, classes in enumerate(ranges):
         prototypes[task + 1 :, classes.start : classes.stop] = torch.nan
-    actual = synthesise(prototypes, ranges, include_later)
+    actual = synthesise_prototypes(prototypes, ranges, include_later)
     assert torch.equal(actual, expected)
-    assert torch.equal(synthesise(actual, ranges, include_later), expected)
+    assert torch.equal(synthesise_prototypes(actual, ranges, include_later), expected)
 
 
 def test_synthesis_from_equal_sources_equals_the_source():
     prototypes = random_prototypes(2, 3, 1)
     prototypes[1, 2:5] = prototypes[1, 2]  # all sources of subspace 1 are equal, except for the last class
     prototypes[1, 5] = prototypes[1, 2]
-    actual = synthesise(prototypes, ranges_of(2, 3, 1), include_later=True)
+    actual = synthesise_prototypes(prototypes, ranges_of(2, 3, 1), include_later=True)
     torch.testing.assert_close(actual[1, :2], prototypes[1, 2].expand(2, -1))
     torch.testing.assert_close(actual[2, :5], prototypes[2, 5].expand(5, -1))
 

@@ -10,7 +10,7 @@ from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.research.methods.mos import MOS, Gaussians, align, separation
+from onea.research.methods.mos import MOS, Gaussians, align_classifier, separation_loss
 from onea.vit.heads import GrowingHead
 
 
@@ -175,11 +175,11 @@ def test_alignment_learns_to_separate_the_gaussians():
     head = GrowingHead(4)
     head.grow(4, generator())
     settings = {"epochs": 10, "weight_decay": 5e-4, "batch_size": 20}
-    losses = align(head, gaussians, learning_rate=0.1, generator=generator(), **settings)
+    losses = align_classifier(head, gaussians, learning_rate=0.1, generator=generator(), **settings)
     assert losses[-1] < 0.1 < losses[0]
     assert head(means).argmax(1).tolist() == [0, 1, 2, 3]
     with pytest.raises(OneaError, match="alignment"):
-        align(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
+        align_classifier(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
 
 
 def test_prototypes_use_the_first_adapter_and_gaussians_that_of_their_task(tiny_run):
@@ -253,9 +253,9 @@ def test_separation_equals_loops_over_rows():
     for i, row in enumerate(rows):
         exponentials = torch.stack([torch.exp(row @ other / 0.8) for other in rows])
         terms.append(-torch.log(exponentials[i] / exponentials.sum()))
-    torch.testing.assert_close(separation(features, old), torch.stack(terms).mean())
-    assert separation(features[:1], old[:0]) == 0
-    assert torch.isfinite(separation(1e3 * features, 1e3 * old))
+    torch.testing.assert_close(separation_loss(features, old), torch.stack(terms).mean())
+    assert separation_loss(features[:1], old[:0]) == 0
+    assert torch.isfinite(separation_loss(1e3 * features, 1e3 * old))
 
 
 def test_gaussians_store_mean_and_covariance_with_jitter():

@@ -14,7 +14,13 @@ from torch.nn import functional as F
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan
-from onea.research.methods.coda_prompt import CODAOptions, CODAPrompt, Components, component_weights, orthonormal_rows
+from onea.research.methods.coda_prompt import (
+    CODAOptions,
+    CODAPrompt,
+    Components,
+    component_weights,
+    orthonormalise_rows,
+)
 from onea.research.methods.dualprompt import DualPrompt, DualPromptOptions, _keys_and_values
 from onea.research.methods.l2p import L2POptions
 from onea.research.methods.presets import preset_options
@@ -544,11 +550,11 @@ def gram_schmidt(old, fresh):
 
 def test_new_components_are_what_gram_schmidt_gives():
     old, fresh = random(4, 20), random(3, 20, seed=1)
-    actual = orthonormal_rows(old, fresh)
+    actual = orthonormalise_rows(old, fresh)
     torch.testing.assert_close(actual, gram_schmidt(old, fresh), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(actual @ actual.T, torch.eye(3), rtol=0, atol=1e-6)
     assert float((actual @ old.T).abs().max()) < 1e-5
-    assert orthonormal_rows(old[:0], fresh).shape == (3, 20)
+    assert orthonormalise_rows(old[:0], fresh).shape == (3, 20)
 
 
 def test_component_weights_equal_a_loop_and_ignore_scales():

@@ -368,8 +368,8 @@ def test_ctrl_c_keeps_finished_runs(quick_config, store):
 def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path, kind):
     other = tiny_run | {"options": tiny_run["options"] | {"kappa": 9.0}}
     configs = [make_config(value) for value in (tiny_run, other, other | {"normalise": "none"})]
-    apart, shared = RecordStore(tmp_path / "apart"), RecordStore(tmp_path / "shared")
-    run_grid(configs, apart)
+    separate, shared = RecordStore(tmp_path / "separate"), RecordStore(tmp_path / "shared")
+    run_grid(configs, separate)
     run_grid(configs, shared, kind(share_adapters=True))
 
     def results(store):
@@ -377,7 +377,7 @@ def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path, kind):
         shared_flags = [[task.pop("training_shared", False) for task in record["tasks"]] for record in records]
         return records, shared_flags
 
-    assert results(shared)[0] == results(apart)[0]
+    assert results(shared)[0] == results(separate)[0]
     assert results(shared)[1] == [[False] * 3, [True] * 3, [False] * 3], "other images are not the same training"
 
 

@@ -168,7 +168,7 @@ def test_missing_data_is_not_downloaded(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", lambda _: pytest.fail("fetches"))
     with pytest.raises(MissingData):
-        load_dataset(name, root=tmp_path, fetch=False)
+        load_dataset(name, root=tmp_path, download=False)
 
 
 def test_an_unwritable_cache_does_not_count_as_changed_images(tmp_path, monkeypatch):

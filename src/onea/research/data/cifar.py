@@ -20,7 +20,7 @@ Pixels = npt.NDArray[np.uint8]
 _SHAPE, _CLASSES = (3, 32, 32), 100
 
 
-def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
+def load_cifar100(root: Path, *, download: bool = True) -> Dataset:
     """CIFAR-100 from ``root``; it is downloaded there if it is missing.
 
     Raises:
@@ -33,7 +33,7 @@ def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
     folder = root / CIFAR100.base_folder
     if not all(check_integrity(str(folder / name), md5) for name, md5 in _md5_by_file().items()):
         try:
-            if not fetch:
+            if not download:
                 raise RuntimeError("Dataset not found or corrupted")
             download_and_extract_archive(CIFAR100.url, str(root), filename=CIFAR100.filename, md5=CIFAR100.tgz_md5)
         except (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError) as error:

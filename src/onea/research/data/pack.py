@@ -189,7 +189,7 @@ def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
 
 @contextmanager
 def _pack_lock(target: Path, *, wait: bool) -> Iterator[None]:
-    """A lock for packing these files, whatever their sizes and times; other processes wait and then map the result."""
+    """A lock for packing these files at any sizes and times; other processes wait and then map the result."""
     lock = target.with_name(f"{_prefix(target)}.lock")
     with file_lock(lock, wait=wait, remedy=CACHE_REMEDY):
         try:

@@ -26,13 +26,13 @@ class Request:
         argument: text after the colon; empty without one.
         root: folder of published datasets.
         cache: folder for generated images; None for no cache.
-        fetch: whether a missing dataset may be downloaded.
+        download: whether a missing dataset may be downloaded.
     """
 
     argument: str
     root: Path
     cache: Path | None
-    fetch: bool = True
+    download: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DatasetInfo:
     takes_path: bool = False
 
 
-def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = None, fetch: bool = True) -> Dataset:
+def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = None, download: bool = True) -> Dataset:
     """Load a dataset by name. Image files are listed, but not read.
 
     >>> glyphs = load_dataset("glyphs-mini")
@@ -63,7 +63,7 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
         spec: a name in ``DATASETS``, with ``:PATH`` where its usage has one.
         root: folder of published datasets; by default ``$ONEA_DATA``, else ``./data``.
         cache: folder for generated images; by default they are not cached.
-        fetch: whether a missing dataset may be downloaded.
+        download: whether a missing dataset may be downloaded.
 
     Raises:
         MissingData: the dataset does not exist.
@@ -79,7 +79,7 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
         raise OneaError(
             f"Dataset '{name}' takes no path: write {info.usage}, and set ONEA_DATA to the folder that contains it."
         )
-    return info.load(Request(argument, root if root is not None else default_root(), cache, fetch))
+    return info.load(Request(argument, root if root is not None else default_root(), cache, download))
 
 
 def default_root() -> Path:
@@ -119,7 +119,7 @@ _BUILT_IN = {
     "cifar100": DatasetInfo(
         "cifar100",
         "CIFAR-100: 100 classes, 50,000 + 10,000 images of 32 x 32",
-        lambda request: load_cifar100(request.root, fetch=request.fetch),
+        lambda request: load_cifar100(request.root, download=request.download),
     ),
     "cub200": DatasetInfo(
         "cub200",

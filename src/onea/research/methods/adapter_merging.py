@@ -35,7 +35,7 @@ _ADAPTER, _OPERATOR, _START, _ORIGIN = "adapter.", "operator.", "start.", "origi
 
 
 class AdapterMerging(FeatureClassification):
-    """One merged adapter and statistics of each class. Inference takes one forward pass, whatever the number of tasks.
+    """One merged adapter and statistics of each class. Inference takes one forward pass after any number of tasks.
 
     Attributes:
         merged: the merged adapter with the state of the merging operator.

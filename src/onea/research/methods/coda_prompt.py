@@ -72,7 +72,8 @@ class Components(nn.Module):
             old = part().detach().cpu()
             fresh = torch.randn(count, *old.shape[1:], generator=generator)
             blocks = [
-                orthonormal_rows(old[:, block].flatten(1), fresh[:, block].flatten(1)) for block in range(old.shape[1])
+                orthonormalise_rows(old[:, block].flatten(1), fresh[:, block].flatten(1))
+                for block in range(old.shape[1])
             ]
             part.grow(torch.stack(blocks, dim=1).reshape(fresh.shape))
 
@@ -183,13 +184,13 @@ def component_weights(queries: Tensor, attention: Tensor, keys: Tensor) -> Tenso
     return dots / norms
 
 
-def orthonormal_rows(old: Tensor, fresh: Tensor) -> Tensor:
+def orthonormalise_rows(old: Tensor, fresh: Tensor) -> Tensor:
     """Rows of ``fresh`` made orthonormal and orthogonal to the span of ``old``, in float64.
 
     Trained rows are not orthogonal to each other, so QR is used instead of subtracting the projection on each row.
 
     >>> old, fresh = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([[5.0, 6.0, 7.0]])
-    >>> orthonormal_rows(old, fresh).abs().round()
+    >>> orthonormalise_rows(old, fresh).abs().round()
     tensor([[0., 0., 1.]])
     """
     basis, upper = torch.linalg.qr(to_float64(torch.cat([old, fresh])).T)

@@ -131,7 +131,7 @@ class EASE(AdapterBank):
     """Expandable subspace ensemble: every adapter scores all classes, with the largest weight on those of its task.
 
     ``prototypes[j, c]`` is the prototype of class c in subspace j. It is a mean of features if c arrived with or after
-    adapter j. The images of earlier classes are gone, so their prototypes in subspace j are synthesised.
+    adapter j. The images of earlier classes are no longer available, so their prototypes in subspace j are synthesised.
     """
 
     title = "EASE"
@@ -159,7 +159,7 @@ class EASE(AdapterBank):
         if self.options.ptm_beta:
             self.plain, new = torch.cat([self.plain, new[-1]]), new[:-1]
         old = torch.cat([self.prototypes, self.prototypes.new_zeros(1, *self.prototypes.shape[1:])])
-        self.prototypes = synthesise(torch.cat([old, new], dim=1), self.ranges, self.options.ease_recalc)
+        self.prototypes = synthesise_prototypes(torch.cat([old, new], dim=1), self.ranges, self.options.ease_recalc)
         return report
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
@@ -190,7 +190,7 @@ class EASE(AdapterBank):
             self.plain = state["plain"].to(self.runtime.device)
 
 
-def synthesise(prototypes: Tensor, ranges: Sequence[range], include_later: bool) -> Tensor:
+def synthesise_prototypes(prototypes: Tensor, ranges: Sequence[range], include_later: bool) -> Tensor:
     """Synthesise the missing prototypes from the real ones: the paper's prototype complement.
 
     The prototype of an old class in a later subspace j is a weighted mean of prototypes there. The weights are the

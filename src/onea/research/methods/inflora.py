@@ -57,7 +57,7 @@ class Memory:
 
 
 def energy_threshold(epsilon: float, task: int, tasks: int | None) -> float:
-    """Fraction of the energy that the memory must hold after a task (counted from 0): grows from ``epsilon`` towards 1.
+    """Fraction of the energy that the memory must cover after a task (counted from 0): from ``epsilon`` towards 1.
 
     Without a known number of tasks it stays at ``epsilon``.
 
@@ -125,7 +125,7 @@ class InfLoRAOptions(TrainingOptions):
 
     Attributes:
         rank: rank of the update of each task.
-        epsilon: fraction of the input energy that the memory holds after the first task. It grows towards 1 over the
+        epsilon: fraction of the input energy that the memory covers after the first task. It grows towards 1 over the
             tasks if their number is known.
         energy: energy of an input direction: ``published`` (squared singular values of the second moment, as in the
             official code) or ``textbook`` (the singular values, which stores more directions).

@@ -99,7 +99,7 @@ class Gaussians:
         return factor[self._rows.cpu(), self._columns.cpu()]
 
 
-def align(
+def align_classifier(
     head: nn.Module,
     gaussians: Gaussians,
     *,
@@ -241,7 +241,7 @@ class MOS(Method):
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             features = self.vit(images, hooks)
             classification = masked_cross_entropy(self.head(features), labels, task.classes)
-            return classification + options.regulariser * separation(
+            return classification + options.regulariser * separation_loss(
                 features, old_means, options.regulariser_temperature
             )
 
@@ -273,7 +273,7 @@ class MOS(Method):
         """Classifier alignment: retrain the head on features sampled from the Gaussians of all classes."""
         options = self.options
         self.runtime.progress.start_phase("classifier alignment")
-        return align(
+        return align_classifier(
             self.head,
             self.gaussians,
             epochs=options.alignment_epochs,
@@ -329,7 +329,7 @@ class _MergingAdapters(BlockHooks):
         return self.adapters.mlp_update(block, u)
 
 
-def separation(features: Tensor, old_means: Tensor, temperature: float = 0.8) -> Tensor:
+def separation_loss(features: Tensor, old_means: Tensor, temperature: float = 0.8) -> Tensor:
     """Loss that separates the rows of ``Q = [old class means; features]`` from each other.
 
     The mean over the diagonal of ``-log softmax(Q Q^T / temperature)``; rows are not normalised. Zero for a single row.

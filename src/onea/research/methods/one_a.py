@@ -4,12 +4,12 @@
 One-A+ has one adapter and one forward pass like One-A, and three main changes, each of which can be switched off:
 
 1. **Initialisation.** The adapter of a task starts from the merged one, not from random weights, and only tasks with a
-   quarter of the classes or more train one. The merge is the mean of both adapters, in which a new class has weight two
-   and an old class weight one.
-2. **Drift compensation.** The merge changes the features of old classes, whose images are gone. The change is estimated
-   on the images of the task: their features before (rows of ``F0``) and after (``F1``) give the ridge map
-   ``P = I + (F0'F0 + l I)^-1 F0'(F1 - F0)``, with the strength ``l`` chosen by cross-validation. It is applied to the
-   statistics of old classes: means ``m P``, scatters ``P'SP``, directions ``A P``.
+   quarter of the classes or more train one. The merge is the mean of both adapters, in which a new class has weight 2
+   and an old class weight 1.
+2. **Drift compensation.** The merge changes the features of old classes, whose images are no longer available. The
+   change is estimated on the images of the task: their features before (rows of ``F0``) and after (``F1``) give the
+   ridge map ``P = I + (F0'F0 + l I)^-1 F0'(F1 - F0)``, with the strength ``l`` chosen by cross-validation. It is
+   applied to the statistics of old classes: means ``m P``, scatters ``P'SP``, directions ``A P``.
 3. **Classifier.** A Gaussian per class instead of the nearest mean, with a covariance between that of the class and the
    one shared by all classes (see ``onea.classifiers.gaussian``).
 
@@ -30,7 +30,7 @@ from onea.vit.hooks import BlockHooks
 
 
 class OneAPlus(AdapterMerging):
-    """One adapter that each task is trained from, drift compensation, and a Gaussian per class."""
+    """One adapter, from which every task starts, drift compensation, and a Gaussian per class."""
 
     title = "One-A+"
     paper = "https://arxiv.org/abs/2603.10237"

@@ -65,7 +65,7 @@ class Descriptor(nn.Module):
             return (reconstruction - mean).square().mean(1)
 
     def append_losses(self, losses: Tensor) -> None:
-        """Append losses to the buffer, which holds the latest ones."""
+        """Append losses to the buffer, which keeps the latest ones."""
         self.recent = torch.cat([self.recent, losses.detach()])[-self.buffer :]
 
     def z_scores(self, mean: Tensor) -> Tensor:

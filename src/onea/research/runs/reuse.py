@@ -105,11 +105,11 @@ class InputChecker:
 
 def _load_dataset(config: RunConfig) -> Dataset:
     try:
-        return load_run_dataset(config, fetch=False)
+        return load_run_dataset(config, download=False)
     except MissingData:
         raise
     except OneaError:  # perhaps only the cache is not writable; an error of the data is raised again below
-        return load_run_dataset(config, fetch=False, cached=False)
+        return load_run_dataset(config, download=False, cached=False)
 
 
 def _stamp(record: Record, name: str) -> str | None:

@@ -147,10 +147,10 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
-def load_run_dataset(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
+def load_run_dataset(config: RunConfig, *, download: bool = True, cached: bool = True) -> Dataset:
     """The dataset of a run; by default it is downloaded where needed, and generated images are cached."""
     root = Path(config.root) if config.root else None
-    return load_dataset(config.data, root=root, cache=cache_folder() if cached else None, fetch=fetch)
+    return load_dataset(config.data, root=root, cache=cache_folder() if cached else None, download=download)
 
 
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
