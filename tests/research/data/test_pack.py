@@ -131,11 +131,11 @@ def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: py
 def test_a_shape_is_not_cached_while_a_file_is_unreadable(tmp_path: Path) -> None:
     split, cache = make_split(tmp_path / "d", [(9, 9), (9, 9), (50, 50)]), tmp_path / "c"
     assert split.files is not None
-    suffixes = split.files[2].read_bytes()
+    content = split.files[2].read_bytes()
     break_file(split, 2)
     assert stored_shape([split], 20, cache) == (9, 9)
     assert not list(cache.glob("shape-*"))
-    split.files[2].write_bytes(suffixes)
+    split.files[2].write_bytes(content)
     assert stored_shape([split], 20, cache) == (20, 20)
 
 
@@ -219,11 +219,11 @@ def test_the_index_holds_the_digest_of_the_pixels(tmp_path: Path) -> None:
 def test_hash_of_files_depends_on_their_order(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(9, 9)] * 50)
     assert split.files is not None
-    intact = sha256_of_files(split.files)
-    assert intact == sha256_of_files(split.files)
-    assert intact != sha256_of_files(split.files[::-1])
+    digest = sha256_of_files(split.files)
+    assert digest == sha256_of_files(split.files)
+    assert digest != sha256_of_files(split.files[::-1])
     split.files[3].unlink()
-    assert intact != sha256_of_files(split.files)
+    assert digest != sha256_of_files(split.files)
 
 
 def damage_pixels(cache: Path) -> None:
@@ -394,12 +394,12 @@ def test_missing_files_are_unreadable(tmp_path: Path) -> None:
 
 def test_unreadable_files_can_be_skipped(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 6)
-    intact = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
+    all_pixels = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
     break_file(split, 1, 4)
     for _ in range(2):  # decoded, then from the cache
         packed = pack(split, 8, cache=tmp_path / "c", on_bad="skip")
         assert packed.rows.tolist() == [0, 2, 3, 5]
-        assert np.array_equal(packed.pixels, intact[[0, 2, 3, 5]])
+        assert np.array_equal(packed.pixels, all_pixels[[0, 2, 3, 5]])
         assert packed.skipped == tuple(
             f"{tmp_path / 'd' / name}: it is not an image in a supported format" for name in ("1.png", "4.png")
         )

@@ -143,7 +143,7 @@ def test_gram_matrices_are_those_of_the_inputs_of_every_layer(tiny_run):
         for images, _ in task.whole_image_batches(5):
             vit(images, adapters)
     for block, layer in enumerate(adapters.blocks):
-        inputs = torch.cat([u.flatten(0, 1) for where, u in inputs_by_block if where == block]).double()
+        inputs = torch.cat([u.flatten(0, 1) for index, u in inputs_by_block if index == block]).double()
         hidden = F.relu(inputs @ layer.down.weight.double().T + layer.down.bias.double())
         for name, rows in (("down", inputs), ("up", hidden)):
             torch.testing.assert_close(
@@ -194,9 +194,9 @@ def test_deltas_are_taken_from_a_shared_start(tiny_run):
 def test_operators_on_deltas_start_from_shared_weights_by_default(merge, tiny_run):
     method = method_with(tiny_run, merge).method
     fresh_start = method_with(tiny_run, merge, options={"start": "fresh"}).method
-    expected = make_operator(merge).starts_from
-    assert (method.learner.start, fresh_start.learner.start) == (expected, "fresh")
-    assert (expected != "fresh") or not make_operator(merge).on_deltas
+    default_start = make_operator(merge).starts_from
+    assert (method.learner.start, fresh_start.learner.start) == (default_start, "fresh")
+    assert (default_start != "fresh") or not make_operator(merge).on_deltas
 
 
 def test_fisher_merges_with_the_statistics_of_both_adapters(tiny_run):
@@ -209,7 +209,7 @@ def test_fisher_merges_with_the_statistics_of_both_adapters(tiny_run):
     trained = method.learner._train(method.merged, ready.task(2), None, None)
     fresh = method.learner._statistics(trained, ready.task(2))
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
-    expected, merged = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
+    expected, operator_state = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))
     assert same(dict(method.adapter.state_dict()), expected)
-    assert same(method.merged.operator_state, merged)
+    assert same(method.merged.operator_state, operator_state)

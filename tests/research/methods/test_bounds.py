@@ -23,8 +23,8 @@ def bound(values: dict, method: str, sizes: str = SIZES, **options):
     return prepared(values, method, sizes=sizes, options=values["options"] | options)
 
 
-def same(left: dict, accuracy: dict) -> bool:
-    return left.keys() == accuracy.keys() and all(torch.equal(value, accuracy[name]) for name, value in left.items())
+def same(left: dict, right: dict) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 def test_joint_does_not_depend_on_earlier_training(tiny_run):

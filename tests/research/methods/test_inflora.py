@@ -345,7 +345,7 @@ def test_the_row_norm_is_that_of_a_kaiming_uniform_row():
 def test_textbook_energy_equals_gradient_projection_memory():
     generator = torch.Generator().manual_seed(2)
     inputs = [moment(seed) @ torch.randn(WIDTH, 200, generator=generator, dtype=torch.float64) for seed in (7, 8)]
-    moments = [remove_form @ remove_form.T / 200 for remove_form in inputs]
+    moments = [tokens @ tokens.T / 200 for tokens in inputs]
     first = update_memory(None, moments[0], 0.7, "textbook")
     left, values, _ = torch.linalg.svd(inputs[0], full_matrices=False)
     count = int((values.square().cumsum(0) / values.square().sum() < 0.7).sum())

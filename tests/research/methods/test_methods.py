@@ -93,14 +93,12 @@ def test_predictions_do_not_depend_on_the_batching(method, tiny_run):
     ready = prepared(tiny_run, method)
     learn_all(ready)
     images = shown_images(ready)
-    uninterrupted = ready.method.scores(images)
-    close = {
-        "rtol": 1e-4,
-        "atol": 1e-5 * max(1.0, float(uninterrupted.abs().max())),
-    }  # a classifier magnifies rounding errors
-    torch.testing.assert_close(torch.cat([ready.method.scores(one[None]) for one in images]), uninterrupted, **close)
+    batched = ready.method.scores(images)
+    # A classifier magnifies rounding errors.
+    tolerance = {"rtol": 1e-4, "atol": 1e-5 * max(1.0, float(batched.abs().max()))}
+    torch.testing.assert_close(torch.cat([ready.method.scores(image[None]) for image in images]), batched, **tolerance)
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(ready.method.scores(images[shuffled]), uninterrupted[shuffled], **close)
+    torch.testing.assert_close(ready.method.scores(images[shuffled]), batched[shuffled], **tolerance)
 
 
 def test_save_load_continue_equals_uninterrupted(method, tiny_run):

@@ -103,9 +103,9 @@ def test_a_compared_classifier_equals_a_run_with_it(tiny_run, tmp_path):
     options = tiny_run["options"] | {"compare_classifiers": "slda,whitened", "guard": 0.0}
     record = run(make_config(values | {"options": options}), tmp_path / "all")
     assert sorted(record["classifiers"]) == ["slda", "whitened"]
-    only_epochs = tiny_run["options"] | {"classifier": "slda", "guard": 0.0}
+    slda_options = tiny_run["options"] | {"classifier": "slda", "guard": 0.0}
     assert (
-        run(make_config(values | {"options": only_epochs}), tmp_path / "slda")["correct"]
+        run(make_config(values | {"options": slda_options}), tmp_path / "slda")["correct"]
         == record["classifiers"]["slda"]
     )
 

@@ -48,8 +48,8 @@ def test_all_methods_get_the_same_epochs_and_batches(method: str) -> None:
         options_object = make_options(method_class(method).Options, options)
         plan = StreamPlan(size.classes, size.tasks)
         one_a_options = make_options(method_class("one-a").Options, preset_options("one-a", "auto", size))
-        assert [options_object.epochs_for(size, plan) for size in range(1, 40)] == [
-            one_a_options.epochs_for(size, plan) for size in range(1, 40)
+        assert [options_object.epochs_for(classes, plan) for classes in range(1, 40)] == [
+            one_a_options.epochs_for(classes, plan) for classes in range(1, 40)
         ]
 
 

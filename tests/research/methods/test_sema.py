@@ -257,9 +257,9 @@ def test_only_data_unlike_earlier_ones_add_a_module(tiny_run):
     method, task = ready.method, ready.task(0)
     method.learn(task)
     first = copy_of(method.state_dict())
-    restored = {"index": 1, "classes": range(3, 6), "labels": task.labels + 3}
+    with_new_classes = {"index": 1, "classes": range(3, 6), "labels": task.labels + 3}
 
-    report = method.learn(dataclasses.replace(task, **restored))
+    report = method.learn(dataclasses.replace(task, **with_new_classes))
     assert report["expanded"] == []
     assert 0 < report["surprise"]["1"] < 2
     modules = {name: value for name, value in first.items() if name.startswith("modules.")}
@@ -269,7 +269,7 @@ def test_only_data_unlike_earlier_ones_add_a_module(tiny_run):
 
     method.load_state_dict(first)
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(Task)}
-    report = method.learn(ShiftedTask(**(fields | restored)))
+    report = method.learn(ShiftedTask(**(fields | with_new_classes)))
     assert report["expanded"] == [1]
     assert report["surprise"]["1"] > 2
 

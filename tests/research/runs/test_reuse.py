@@ -365,18 +365,8 @@ def test_a_table_omits_runs_on_changed_images(images, weights, onea, monkeypatch
     monkeypatch.setattr("onea.research.paper.page.write_experiment", write)
     command = importlib.import_module("onea.research.cli.paper")
     monkeypatch.setattr(command, "print_result", lambda _, __, failures: messages.extend(failures.values()))
-    arguments = [
-        "paper",
-        "proxies",
-        "--data",
-        f"folder:{images}",
-        "--backbone",
-        str(weights),
-        "--tasks",
-        "3",
-        "--scale",
-    ]
-    arguments += ["0.01", "--device", "cpu", "--out", "o"]
+    arguments = ["paper", "proxies", f"--data=folder:{images}", f"--backbone={weights}", "--tasks=3", "--scale=0.01"]
+    arguments += ["--device=cpu", "--out=o"]
     messages: list[str] = []
     assert onea(*arguments)[0] == 0
     invert(images / "train/class00/0.bmp")

@@ -148,12 +148,12 @@ def test_the_record_is_complete(tiny_run, tmp_path):
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_of_a_surrounding_repository_is_not_recorded(tmp_path):
     """A virtual environment may be inside another repository."""
-    source, installed = (tmp_path / storage / "onea/research/runs" for storage in ("src", ".venv/lib/site-packages"))
+    source, installed = (tmp_path / root / "onea/research/runs" for root in ("src", ".venv/lib/site-packages"))
     for folder in (source, installed):
         folder.mkdir(parents=True)
     author = ["-c", "user.name=A", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
-    for message in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run(["git", *message], cwd=tmp_path, check=True)
+    for arguments in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
     assert len(git_hash(source) or "") == 40
     assert git_hash(installed) is None
 
