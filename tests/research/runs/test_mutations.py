@@ -66,13 +66,8 @@ class Mutations:
     """Changes the folder of one kind in many ways and counts the outcomes of the command that uses it."""
 
     def __init__(self, kind: str, original_runs: Path, folder: Path, vit: str) -> None:
-        self.kind, self.original, self.path, self.out = (
-            kind,
-            original_runs / "mine" / kind,
-            folder / kind,
-            folder / "out",
-        )
-        self.other = original_runs / "other" / kind
+        self.kind, self.path, self.out = kind, folder / kind, folder / "out"
+        self.original, self.other = (original_runs / name / kind for name in ("mine", "other"))
         self.config = make_config(values(vit, original_runs / "mine/images"))
         self.expected = comparable_fields(read_run(original_runs / "mine/finished"))
         self.refused = self.same = 0
