@@ -120,17 +120,17 @@ def quantise_for_photos(vit: Any, weights: Mapping[str, Tensor], pixels: Tensor)
     for number, block in enumerate(vit.blocks):
         for name in MATRICES:
             layer = block.get_submodule(name)
-            seen: list[Tensor] = []
-            hook = layer.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
+            captured: list[Tensor] = []
+            hook = layer.register_forward_pre_hook(lambda _, inputs, captured=captured: captured.append(inputs[0]))
             block(tokens)
             hook.remove()
-            store(layer, f"blocks.{number}.{name}", seen[0])
+            store(layer, f"blocks.{number}.{name}", captured[0])
         tokens = block(tokens)
     return result
 
 
 def network_input(folder: Path, size: int, config: NetworkConfig) -> Tensor:
-    """The photos of a folder as input of a network for this image size."""
+    """The photos of a folder as input of a network with this image size."""
     pixels = torch.from_numpy(read_unlabelled(find_images(folder), size).pixels).float() / 255
     return (pixels - torch.tensor(config.mean)[:, None, None]) / torch.tensor(config.std)[:, None, None]
 
@@ -140,14 +140,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", help="FILE of a plain ViT, or ARCHITECTURE:FILE")
     parser.add_argument("--photos", type=Path)
-    parser.add_argument("--image-size", type=int, help="if not that which the positions are for")
+    parser.add_argument("--image-size", type=int, help="image size, if it differs from that of the positions")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--expanded", type=Path)
     arguments = parser.parse_args()
 
     parts = split_file_name(arguments.weights)
     if parts is None:
-        parser.error(f"{arguments.weights} is no .safetensors file")
+        parser.error(f"{arguments.weights} is not a .safetensors file")
     architecture, path = parts
     source, config = read_weights(path), load_config(path, architecture) or NetworkConfig()
     weights = without_head(source)
@@ -159,13 +159,13 @@ def main() -> None:
         small = quantise_for_photos(vit, weights, network_input(arguments.photos, side, config))
     else:
         small = quantise(weights)
-    # One entry, because safetensors writes several in any order.
+    # A single entry, because safetensors writes several in arbitrary order.
     about = {"made_of": f"weights with sha256 {digest_of(source)}, rounded to int8 with a float32 scale for each row"}
     write_atomically(arguments.out, save(small, about))
     if arguments.expanded:
         write_atomically(arguments.expanded, save(dequantise(small)))
     print(f"{arguments.out}: {arguments.out.stat().st_size:,} bytes")
-    print(f"sha256 of the weights before {digest_of(source)}\nsha256 of the weights now    {digest_of(small)}")
+    print(f"sha256 of the original weights  {digest_of(source)}\nsha256 of the quantised weights {digest_of(small)}")
 
 
 if __name__ == "__main__":

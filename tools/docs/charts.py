@@ -84,7 +84,7 @@ class Canvas:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is for a phone."""
+        """Whether the canvas is for a phone."""
         return self.width < WIDE
 
     def line(self, points: Sequence[tuple[float, float]], css_class: str = "axis") -> None:
@@ -171,10 +171,10 @@ def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[
     >>> apart([10, 12, 50], 10, 0, 100)
     [6.0, 16.0, 50.0]
     """
-    found = spread(places, gap)
-    shift = max(0.0, low - min(found)) if found else 0.0
-    shift = shift or (min(0.0, high - max(found)) if found else 0.0)
-    return [place + shift for place in found]
+    moved = spread(places, gap)
+    shift = max(0.0, low - min(moved)) if moved else 0.0
+    shift = shift or (min(0.0, high - max(moved)) if moved else 0.0)
+    return [place + shift for place in moved]
 
 
 # charts of the results page
@@ -216,7 +216,7 @@ def _accuracy_by_task(canvas: Canvas, data: str, top: float) -> None:
     shown = [key for key in runs(data) if key != JOINT]
     columns = 2 if canvas.narrow else 4
     width, height = (canvas.width - 14 * (columns - 1)) / columns, 92.0
-    lines = {key: each.curve() for key, each in runs(data).items()}
+    lines = {key: method.curve() for key, method in runs(data).items()}
     floor = min(map(min, lines.values()))
     for number, key in enumerate(shown):
         left = (number % columns) * (width + 14)
@@ -256,38 +256,41 @@ def dots(
 ) -> None:
     """Means with intervals, one row per name; the axis begins at zero or below."""
     ends = [
-        end for row in rows for each, _ in row.marks for end in (each.value, each.low, each.high) if end is not None
+        end for row in rows for point, _ in row.marks for end in (point.value, point.low, point.high) if end is not None
     ]
     low, high = span or (min(0.0, *ends), max(0.0, *ends))
     low -= 0 if span else 0.03 * (high - low) * (low < 0)  # space between the leftmost dot and the names
     names, right = place.left + 8 + max((len(row.name) for row in rows), default=0) * 6.4, place.left + place.width
     x, top = linear(low, high, names + 8, right - 12), place.top
     bottom = top + ROW * len(rows) + 6
-    most = 4 if canvas.narrow or span else 8
-    step = next(step for step in (0.5, 1, 2, 5, 10, 20, 50) if (high - low) / step <= most + 1)
+    max_ticks = 4 if canvas.narrow or span else 8
+    step = next(step for step in (0.5, 1, 2, 5, 10, 20, 50) if (high - low) / step <= max_ticks + 1)
     for number in range(int(low / step) - 1, int(high / step) + 2):
         if low <= number * step <= high:
             canvas.line([(x(number * step), top), (x(number * step), bottom)], "axis" if number == 0 else "grid")
             canvas.text(x(number * step), bottom + 14, f"{number * step:g}".replace("-", "−"), "soft", "middle")
     canvas.text(right, bottom + 29, unit, "soft", "end")
     for index, row in enumerate(rows):
-        here = top + ROW * (index + 0.6)
+        y = top + ROW * (index + 0.6)
         kind = row.marks[0][1]
         canvas.text(
-            names, here + 4, row.name, kind if kind in _COLOUR_CLASSES.values() and len(row.marks) == 1 else "", "end"
+            names, y + 4, row.name, kind if kind in _COLOUR_CLASSES.values() and len(row.marks) == 1 else "", "end"
         )
-        for each, css_class in row.marks:
-            if each.low is not None and each.high is not None:
-                canvas.line([(x(max(each.low, low)), here), (x(min(each.high, high)), here)], f"bar {css_class}")
-            canvas.dot(x(each.value), here, css_class, note=f"{row.name}: {each.text()}, n = {each.count}")
+        for point, css_class in row.marks:
+            if point.low is not None and point.high is not None:
+                canvas.line([(x(max(point.low, low)), y), (x(min(point.high, high)), y)], f"bar {css_class}")
+            canvas.dot(x(point.value), y, css_class, note=f"{row.name}: {point.text()}, n = {point.count}")
 
 
 def forgetting() -> str:
     """F of each method, with confidence intervals."""
 
     def draw(canvas: Canvas, data: str, top: float) -> None:
-        found = sorted(runs(data).items(), key=lambda item: item[1].of("F").value)
-        rows = [DotRow(f"{each.title} ({len(each.seeds)})", [(each.of("F"), colour_class(key))]) for key, each in found]
+        methods = sorted(runs(data).items(), key=lambda item: item[1].of("F").value)
+        rows = [
+            DotRow(f"{method.title} ({len(method.seeds)})", [(method.of("F"), colour_class(key))])
+            for key, method in methods
+        ]
         dots(canvas, rows, Panel(0, top + 24, canvas.width), "forgetting (F), points")
 
     caption = (
@@ -301,17 +304,19 @@ def accuracy_by_size() -> str:
     """Final accuracy by the size of the task in which a class arrived."""
 
     def draw(canvas: Canvas, data: str, top: float) -> None:
-        columns, here = 1 if canvas.narrow else 2, top + 22
+        columns, y = 1 if canvas.narrow else 2, top + 22
         width = canvas.width / columns
         for number, (low, high) in enumerate(_SIZES):
             if number and number % columns == 0:
-                here = canvas.height + 8
+                y = canvas.height + 8
             left = number % columns * width
             words = f"in a task of {low} to {high}" if low < high else "alone"
-            canvas.text(left, here + 12, f"classes that arrived {words}", "strong")
-            found = {key: _of_size(each, low, high) for key, each in runs(data).items()}
-            rows = [DotRow(runs(data)[key].title, [(each, colour_class(key))]) for key, each in found.items() if each]
-            dots(canvas, rows, Panel(left, here + 18, width), "accuracy at the end, %", (0, 100))
+            canvas.text(left, y + 12, f"classes that arrived {words}", "strong")
+            means = {key: _of_size(method, low, high) for key, method in runs(data).items()}
+            rows = [
+                DotRow(runs(data)[key].title, [(point, colour_class(key))]) for key, point in means.items() if point
+            ]
+            dots(canvas, rows, Panel(left, y + 18, width), "accuracy at the end, %", (0, 100))
 
     label = "Accuracy at the end by the size of the task in which a class arrived."
     caption = (
@@ -321,17 +326,17 @@ def accuracy_by_size() -> str:
     return figure(_for_each_dataset(draw), label, caption)
 
 
-def _of_size(found: Runs, low: int, high: int) -> Mean | None:
+def _of_size(method: Runs, low: int, high: int) -> Mean | None:
     """Final accuracy over the classes of tasks with ``low`` to ``high`` classes; None without such tasks."""
     values = []
-    for record in found.seeds.values():
+    for record in method.seeds.values():
         ends = zip((row[-1] for row in record["metrics"]["matrix"]), record["stream"]["sizes"], strict=True)
         if inside := [(end, size) for end, size in ends if low <= size <= high]:
             values.append(sum(end * size for end, size in inside) / sum(size for _, size in inside))
     return mean(values) if values else None
 
 
-_FROM = 2.1  # GFLOP at the left end of the axis
+_MIN_GFLOP = 2.1  # at the left end of the axis
 
 
 def accuracy_by_cost() -> str:
@@ -357,7 +362,7 @@ def _accuracy_by_cost(canvas: Canvas, data: str, top: float) -> None:
     high = max(joint or 0.0, *(each.high or each.value for _, each in points.values()))
     left, end, column = (136.0, 234.0, 240.0) if canvas.narrow else (200.0, 490.0, 520.0)
     start, stop = top + 40, top + 40 + (300 if canvas.narrow else 330)
-    x = logarithmic(_FROM, 60, left, end)
+    x = logarithmic(_MIN_GFLOP, 60, left, end)
     y = linear(low, high + 2, stop, start)
     canvas.text(0, top + 30, "A_T, %", "soft")
     for value in range(10 * (int(low) // 10 + 1), int(high) + 1, 10):
@@ -369,7 +374,7 @@ def _accuracy_by_cost(canvas: Canvas, data: str, top: float) -> None:
     for value in (3, 5, 10, 20, 50):
         canvas.line([(x(value), stop), (x(value), stop + 4)])
         canvas.text(x(value), stop + 17, str(value), "soft", "middle")
-    canvas.line([(x(_FROM), stop), (x(60), stop)])
+    canvas.line([(x(_MIN_GFLOP), stop), (x(60), stop)])
     canvas.text(x(60) + 8, stop + 17, "GFLOP per image", "soft")
     at = _side_by_side({key: x(cost) for key, (cost, _) in points.items()})
     for names, side in ((cheap, "end"), (costly, "start")):
@@ -377,7 +382,7 @@ def _accuracy_by_cost(canvas: Canvas, data: str, top: float) -> None:
         for name, place in sorted(zip(names, places, strict=True), key=lambda item: item[0] in HIGHLIGHTED):
             cost, each = points[name]
             kind, here = colour_class(name), y(each.value)
-            beside = x(_FROM) - 4 if side == "end" else column
+            beside = x(_MIN_GFLOP) - 4 if side == "end" else column
             canvas.line([(at[name], here), (beside, place)], "leader")
             if each.low is not None and each.high is not None:
                 bar = "thin" if kind == "rest" else f"bar {kind}"

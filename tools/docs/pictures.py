@@ -29,7 +29,7 @@ from onea.research.streams import make_stream
 OUT = ROOT / "docs/pictures"
 GROCERY = ROOT / "benchmarks/models/grocery-example.json"
 WORST = 20  # products in the figure
-BIG_TASK = 4  # the fifth task; its 36 classes are more than those of all earlier tasks
+LARGEST_TASK = 4  # the fifth task; its 36 classes are more than those of all earlier tasks
 _SHARE = 0.4  # of the smaller side, in the example of a merge
 KINDS = {"down": "down-projection", "up": "up-projection"}
 
@@ -45,7 +45,7 @@ def network() -> tuple[Canvas, str]:
 
     vit = load_backbone(DEFAULT)
     adapters = Adapters(vit.depth, vit.width, rank=64, generator=torch.Generator())
-    frozen, small = (sum(value.numel() for value in each.parameters()) / 1e6 for each in (vit, adapters))
+    frozen, trained = (sum(value.numel() for value in module.parameters()) / 1e6 for module in (vit, adapters))
     canvas = Canvas(PICTURE)
     canvas.text(0, 16, f"one of {vit.depth} blocks, frozen: {frozen:.1f} million numbers in all", "a")
     for start, stop in (((0, 75), (40, 75)), ((130, 75), (245, 75)), ((335, 75), (402, 75)), ((418, 75), (455, 75))):
@@ -67,7 +67,7 @@ def network() -> tuple[Canvas, str]:
         canvas.text(left + width / 2, top + 23, name, anchor="middle")
     canvas.dot(410, 75, "hollow", 8)
     canvas.text(410, 80, "+", anchor="middle")
-    canvas.text(150, 176, f"adapter, trained: {small:.2f} million in all", "b")
+    canvas.text(150, 176, f"adapter, trained: {trained:.2f} million in all", "b")
     return canvas, "A block of the network: attention, then an MLP with the adapter, two small matrices, beside it."
 
 
@@ -137,12 +137,12 @@ def prototypes() -> tuple[Canvas, str]:
         pixels = read_unlabelled(split.pixels[rows], engine.side).pixels
         return engine.features(pixels, NO_HOOKS), torch.tensor([classes.index(split.labels[row]) for row in rows])
 
-    (seen, labels), (asked, truth) = features(data.train), features(data.test)
-    means = torch.stack([seen[labels == label].mean(0) for label in range(len(classes))])
-    right = int((cosine_scores(asked, means).argmax(1) == truth).sum())
+    (train, labels), (test, truth) = features(data.train), features(data.test)
+    means = torch.stack([train[labels == label].mean(0) for label in range(len(classes))])
+    correct = int((cosine_scores(test, means).argmax(1) == truth).sum())
     centre, plane = means.mean(0), torch.linalg.svd(means - means.mean(0)).Vh[:2]
-    points, stars = ((each - centre) @ plane.T for each in (asked, means))
-    here = int((torch.cdist(points, stars).argmin(1) == truth).sum())
+    points, stars = ((rows - centre) @ plane.T for rows in (test, means))
+    on_plane = int((torch.cdist(points, stars).argmin(1) == truth).sum())
     both = torch.cat([points, stars])
     canvas = Canvas(PICTURE)
     x = linear(float(both[:, 0].min()), float(both[:, 0].max()), 16, PICTURE - 110)
@@ -159,8 +159,8 @@ def prototypes() -> tuple[Canvas, str]:
     for label, (star, place) in enumerate(zip(stars.tolist(), places, strict=True)):
         name = data.classes[classes[label]].removeprefix("greek ").replace(" letter", "")
         canvas.text(x(star[0]) + 10, place + 4, name, "b")
-    canvas.text(0, 330, f"Lines lead to an image's own prototype. On this plane {here} of {len(truth)} are", "soft")
-    canvas.text(0, 347, f"nearest to it; in all {means.shape[1]} dimensions, where answers are made, {right}.", "soft")
+    canvas.text(0, 330, f"Lines lead to an image's own prototype. On this plane {on_plane} of {len(truth)} are", "soft")
+    canvas.text(0, 347, f"nearest to it; in all {means.shape[1]} dimensions, which predictions use, {correct}.", "soft")
     return canvas, "Features of test images around the prototypes of their classes."
 
 
@@ -213,8 +213,8 @@ def task_sizes() -> tuple[Canvas, str]:
 
 def records(data: str, *methods: str) -> list[Record]:
     """Seed 1 of methods on a dataset, with their titles."""
-    found = [runs(data)[name] for name in methods if name in runs(data)]
-    return [each.seeds[1] | {"title": each.title} for each in found]
+    available = [runs(data)[name] for name in methods if name in runs(data)]
+    return [method.seeds[1] | {"title": method.title} for method in available]
 
 
 def frame(canvas: Canvas, place: tuple[float, float, float, float], ticks: Sequence[float], unit: str = "") -> Any:
@@ -234,10 +234,10 @@ def curves(records: Sequence[Record], title: str, label: str) -> tuple[Canvas, s
     low = 10 * int(min(min(record["metrics"]["A"]) for record in records) // 10)
     y = frame(canvas, (34, 36, PICTURE - 130, 280), range(low, 101, 10))
     x = linear(1, tasks, 44, PICTURE - 134)
-    looks = dict(zip((str(record["title"]) for record in records), ("a", "rest", "c", "b"), strict=False))
+    css_classes = dict(zip((str(record["title"]) for record in records), ("a", "rest", "c", "b"), strict=False))
     ends = apart([y(record["metrics"]["A"][-1]) for record in records], 17, 36, 280)
     for record, end in zip(records, ends, strict=True):
-        line, css_class = record["metrics"]["A"], looks[record["title"]]
+        line, css_class = record["metrics"]["A"], css_classes[record["title"]]
         canvas.line([(x(task + 1), y(value)) for task, value in enumerate(line)], f"curve {css_class}")
         words = f"{record['title'].split(' (')[0]} {line[-1]:.1f}"
         canvas.text(PICTURE - 126, end + 4, words, css_class if css_class != "rest" else "soft")
@@ -268,14 +268,14 @@ def weights(run: Record) -> tuple[Canvas, str]:
 
 def gates_by_direction(run: Record) -> tuple[Canvas, str]:
     """The gates of the base's directions in the merge of the largest task: layers thin, their mean thick."""
-    _, analysis = analysed_merge(run, BIG_TASK)
+    _, analysis = analysed_merge(run, LARGEST_TASK)
     canvas, half = Canvas(PICTURE), PICTURE / 2
     canvas.text(0, 16, "Gates: share of the step", "head")
-    found = {kind: [parse_numbers(layer["gate"]) for layer in analysis[kind]["layers"]] for kind in analysis}
-    most = max(value for lines in found.values() for line in lines for value in line)
-    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if most / step <= 4)
-    ticks = [round(step * count, 2) for count in range(ceil(most / step) + 1)]
-    for number, (kind, lines) in enumerate(found.items()):
+    series = {kind: [parse_numbers(layer["gate"]) for layer in analysis[kind]["layers"]] for kind in analysis}
+    highest = max(value for lines in series.values() for line in lines for value in line)
+    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if highest / step <= 4)
+    ticks = [round(step * count, 2) for count in range(ceil(highest / step) + 1)]
+    for number, (kind, lines) in enumerate(series.items()):
         left = number * half + 38
         y = frame(canvas, (left, 52, left + half - 48, 190), ticks)
         x = linear(0, len(lines[0]) - 1, left + 2, left + half - 50)
@@ -332,13 +332,13 @@ def grocery_history(updates: Sequence[dict[str, Any]]) -> tuple[Canvas, str]:
     return canvas, "Held-out accuracy after each update, of its own classes and of all."
 
 
-def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
+def grocery_classes(example: dict[str, Any]) -> tuple[Canvas, str]:
     """The products with the lowest accuracy, and the product that each is mostly misclassified as."""
     canvas, mistakes = Canvas(PICTURE), {}
-    for mistake in reversed(found["confusions"]):  # the most frequent come first
+    for mistake in reversed(example["confusions"]):  # the most frequent come first
         mistakes[mistake["class"]] = mistake
-    worst = found["classes"][:WORST]
-    canvas.text(0, 16, f"Test photos correct, %: the {WORST} worst of {len(found['classes'])} products", "head")
+    worst = example["classes"][:WORST]
+    canvas.text(0, 16, f"Test photos correct, %: the {WORST} worst of {len(example['classes'])} products", "head")
     canvas.text(PICTURE, 34, "mostly misclassified as", "soft", "end")
     rows = [DotRow(item["class"], [(percentage(item["correct"], item["images"]), "hollow")]) for item in worst]
     dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
