@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small real service for tests: a model that knows four classes, things to send to it, and a live port."""
+"""A small real service for tests: a model with four classes, requests, and a live port."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ZIP = TEACHER | {"Content-Type": "application/zip"}
 
 
 def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2, preset: str = "auto") -> None:
-    """A model that knows class00 to class03; more epochs, or a thorough preset, make its training jobs longer."""
-    trains = {"min_share": 0.25}  # two more classes, too
+    """A model with class00 to class03; more epochs or the preset ``thorough`` make its training jobs longer."""
+    trains = {"min_share": 0.25}  # so that two more classes also train
     small = {"rank": 4, "batch_size": 8, "precision": "fp32", "threads": 1}
     model = OneA(backbone=backbone, epochs=epochs, preset=preset, options=trains, **small)
     files = [(file, f"class{k:02d}") for k in range(4) for file in sorted((images / f"train/class{k:02d}").iterdir())]
@@ -49,7 +49,7 @@ def service_of(path: Path, **settings: object) -> Service:
 
 @contextmanager
 def client_of(path: Path, **settings: object) -> Iterator[TestClient]:
-    """A client of the app itself."""
+    """A client of the app without a network."""
     service = service_of(path, **settings)
     with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
         client.service = service  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ def live(service: Service) -> Iterator[str]:
 
 @contextmanager
 def process(path: Path, *options: str, first: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``onea serve`` as a person starts it: the process and the address it prints; ``first`` is code to run before."""
+    """``onea serve`` in a process: the process and the printed address; ``first`` is code to run before."""
     code = f"{first}\nfrom onea.cli import main\nmain()"
     command = [sys.executable, "-c", code, "serve", str(path), "--port", "0", "--threads", "1", *options]
     environment = os.environ | {"ONEA_TOKEN": TOKEN}
@@ -105,13 +105,13 @@ def connect(address: str) -> socket.socket:
 
 
 def head(length: int, path: str = "/predict", host: str = "localhost") -> bytes:
-    """The head of a request that sends an image."""
+    """The header of a request with an image."""
     lines = f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: image/png", f"Content-Length: {length}"
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def job_end(client, response) -> dict:
-    """The last report of a training job that was begun."""
+    """The final report of a training job that was started."""
     assert response.status_code == 202, response.text
     place = response.headers["location"]
 
@@ -129,7 +129,7 @@ def png(width: int = 32, height: int = 32, colour: object = (200, 30, 30)) -> by
 
 
 def checkerboard() -> bytes:
-    """An image like none of the classes."""
+    """An image unlike those of all classes."""
     content = io.BytesIO()
     squares = np.indices((32, 32)).sum(0) // 4 % 2 * 255
     Image.fromarray(np.repeat(squares[:, :, None], 3, 2).astype(np.uint8)).save(content, "PNG")
@@ -162,13 +162,13 @@ def zipped(files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> by
 
 
 def class_zip(images: Path, *labels: int, times: int = 1) -> bytes:
-    """A zip of class folders; each image several times makes a long training job."""
+    """A zip of class folders; repeated images make a long training job."""
     every = ((label, n, data) for label in labels for n, data in enumerate(times * photos(images, label)))
     return zipped({f"class{label:02d}/{n}.png": data for label, n, data in every})
 
 
 def folder_hash(path: Path) -> str:
-    """Changes when anything in a model folder does; who held the lock last does not count."""
+    """A digest of a model folder, without the lock, that changes if anything in it changes."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):
         if file.is_file() and file.name != "lock":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny real things for tests: a two-block ViT on disk, images it can tell apart, a run cut short; slow tests."""
+"""Tiny fixtures: a two-block ViT on disk, images that it can distinguish, an interrupted run; slow tests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from onea.runtime import Progress
 from onea.vit.network_config import NetworkConfig
 from onea.vit.weight_files import METADATA
 
-# Some machines have a locale in which no file, variable or argument can hold such a character.
+# In the locale of some machines, no file, variable or argument can contain such a character.
 needs_unicode = pytest.mark.skipif(sys.getfilesystemencoding().lower() != "utf-8", reason="the locale is not UTF-8")
 
 
 def but_slow(names: Iterable[str], slow: Container[str]) -> list[Any]:
-    """Names to run with, some of them with --slow only."""
+    """Test parameters, some of them only with --slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14, size: int = 28) -> None:
-    """A random ViT with timm's parameter names; weights from a formula, so that golden figures can rely on them."""
+    """A random ViT with timm's parameter names; its weights come from a formula, so that golden numbers are stable."""
     from timm.models.vision_transformer import VisionTransformer
 
     vit = VisionTransformer(
@@ -45,12 +45,12 @@ def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14,
 
 
 def save_plain(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """A file that says of itself that it holds a plain ViT: heads 64 wide, GELU, ImageNet's statistics."""
+    """A file whose metadata declare a plain ViT: heads of width 64, GELU, ImageNet's statistics."""
     save_file(tensors, path, {METADATA: json.dumps(NetworkConfig().to_json())})
 
 
 def write_tiny_images(root: Path, classes: int = 6, train: int = 6, test: int = 3, size: int = 32) -> None:
-    """Coloured stripes: the class decides colour and direction, the rest is noise."""
+    """Coloured stripes: the class determines colour and direction, the rest is noise."""
     generator = np.random.default_rng(11)
     for label in range(classes):
         colour = generator.uniform(40, 215, 3)

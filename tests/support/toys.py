@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""timm's architectures at a few blocks and channels, with weights that hide no mistake."""
+"""timm's architectures with a few blocks and channels, and with weights that do not hide errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onea.vit.network_config import NetworkConfig
 
 _SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
-# What people use, by the names of the families: rotary positions, registers, gates, pooling and norms of all kinds.
+# Common architectures by family: rotary positions, registers, gates, pooling and norms of all kinds.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv3": ("vit_small_patch16_dinov3", {}),
     "PE": ("vit_pe_core_tiny_patch16_384", {"attn_pool_num_heads": 3}),
@@ -27,7 +27,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def toy_config(architecture: str, **changes: Any) -> NetworkConfig:
-    """What a toy of an architecture is built of; it looks at four patches by four, or two by two."""
+    """The arguments of a toy architecture; its images have four by four or two by two patches."""
     known = timm.get_pretrained_cfg(architecture)
     size = 56 if "patch14" in architecture else 64
     args = {**_SMALL, **changes}
@@ -36,7 +36,7 @@ def toy_config(architecture: str, **changes: Any) -> NetworkConfig:
 
 
 def toy(name: str) -> FrozenViT:
-    """A toy of a family that people use, with random weights."""
+    """A toy of a common family, with random weights."""
     architecture, changes = SHAPES[name]
     config = toy_config(architecture, **changes)
     network = timm.create_model(architecture, **config.build_args())
@@ -44,14 +44,14 @@ def toy(name: str) -> FrozenViT:
 
 
 def write_toy(name: str, folder: Path) -> Path:
-    """The same as a file."""
+    """The file of such a toy."""
     path = folder / f"{name}.safetensors"
     save_backbone(toy(name), path)
     return path
 
 
 def randomised(network: Any) -> Any:
-    """Weights away from the zeros and ones that networks begin with, from a fixed seed."""
+    """Random weights from a fixed seed, instead of the initial zeros and ones."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
