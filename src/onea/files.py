@@ -236,7 +236,7 @@ def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tens
 
 
 class DamagedFile(Exception):  # noqa: N818
-    """The reason why a file is damaged, as part of an error message."""
+    """A file is damaged; the message is the reason, as part of a longer error message."""
 
 
 def dump_with_checksum(content: Mapping[str, Any]) -> bytes:
@@ -256,7 +256,7 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DamagedFile("not JSON") from None
     if not isinstance(values, dict):
-        raise DamagedFile("no JSON object")
+        raise DamagedFile("not a JSON object")
     return values
 
 

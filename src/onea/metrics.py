@@ -21,8 +21,8 @@ from onea.errors import OneaError
 
 Floats = npt.NDArray[np.float64]
 
-LEVEL = 0.95  # of every confidence interval
-_Z = 1.959964  # quantile of the normal distribution for it
+LEVEL = 0.95  # of all confidence intervals
+_Z = 1.959964  # the quantile of the normal distribution for this level
 
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     rate, z = correct / total, _Z**2 / total
     middle = (rate + z / 2) / (1 + z)
     half = (z * (rate * (1 - rate) + z / 4)) ** 0.5 / (1 + z)
-    return (middle - half if correct else 0.0), (middle + half if correct < total else 1.0)  # exactly, at both ends
+    return (middle - half if correct else 0.0), (middle + half if correct < total else 1.0)  # no rounding at 0 and 1
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -165,7 +165,7 @@ def forgetting(matrix: npt.ArrayLike) -> float | None:
 def forgetting_per_step(matrix: npt.ArrayLike) -> Floats:
     """The accuracy that earlier tasks lose in each step but the first, divided by the number of tasks but the last.
 
-    The sum is the mean loss of a task since it was learned: F, if no task was better in between.
+    The sum is the mean loss of a task since it was learned, which equals F if no task improved in between.
 
     >>> forgetting_per_step([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
     array([-5. , 12.5])

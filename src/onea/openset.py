@@ -24,8 +24,8 @@ class OpenSetCurve:
 
     Attributes:
         fpr: false positive rate, the fraction of unknown images at or above the threshold, ``float64 [points]``.
-        ccr: correct classification rate, the fraction of known images at or above the threshold that are correctly
-            classified; ends at the accuracy.
+        ccr: correct classification rate, the fraction of known images that are at or above the threshold and correctly
+            classified; its last value is the accuracy.
     """
 
     fpr: Tensor
@@ -72,7 +72,7 @@ def rejection_rate(scores: Tensor, threshold: float) -> float:
 
 
 def oscr_curve(known: Tensor, correct: Tensor, unknown: Tensor) -> OpenSetCurve:
-    """The OSCR curve, one point for each score that occurs.
+    """The OSCR curve, with one point for each distinct score.
 
     Args:
         known: scores of images of known classes.
@@ -102,7 +102,7 @@ def _count_at_least(scores: Tensor, thresholds: Tensor) -> Tensor:
 def _check_scores(scores: Tensor) -> Tensor:
     """Scores in float64, so that different precisions compare exactly."""
     if scores.dim() != 1 or not len(scores):
-        raise OneaError(f"Scores of shape {list(scores.shape)}; give one number for each image, at least one.")
+        raise OneaError(f"Scores have shape {list(scores.shape)}; give one number for each of one or more images.")
     if bool(scores.isnan().any()):
         raise OneaError("The scores of some images are NaN; compute them again, or leave these images out.")
     return scores.detach().to("cpu", torch.float64)

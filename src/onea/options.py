@@ -75,12 +75,12 @@ def make_options(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind`` from values or text; dashes in names count as underscores."""
     fields = {field.name for field in _fields(kind)}
     hints = get_type_hints(kind)
-    read = {}
+    converted = {}
     for name, value in normalise_names(values).items():
         if name not in fields:
             raise OneaError(f"Unknown option '{name}'; {did_you_mean(name, fields) if fields else 'there are none.'}")
-        read[name] = _convert(name, value, hints[name])
-    return kind(**read)
+        converted[name] = _convert(name, value, hints[name])
+    return kind(**converted)
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

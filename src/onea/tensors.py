@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for named tensors, precision, blocks of rows, and decompositions of small matrices.
 
-On a CPU, one thread decomposes small matrices. Several threads would wait for each other at every column: with two
-threads, 12 matrices of 128 x 768 take three times as long. PyTorch has one thread count per process, which a new thread
-copies at its first operation. Threads that may start during a decomposition must set their own count."""
+On a CPU, small matrices are decomposed by a single thread. Several threads would wait for each other at every column:
+with two threads, 12 matrices of 128 x 768 take three times as long. PyTorch has one thread count per process, which a
+new thread copies at its first operation. Threads that may start during a decomposition must set their own count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-_MAX_PAIRS = 1 << 22
+_MAX_PAIRS = 1 << 22  # of rows and columns in a block
 
 
 def to_float64(tensor: Tensor) -> Tensor:

@@ -173,6 +173,6 @@ def test_a_rate_of_one_is_refused(rate):
 
 @pytest.mark.parametrize("name", ["DINOv3", "EVA-02", "PE"])
 def test_networks_with_rotary_positions_are_refused(name):
-    with pytest.raises(OneaError, match=r"patch_drop_rate is 0\.5, and '.*' uses rotary .*; set it to 0\."):
+    with pytest.raises(OneaError, match=r"patch_drop_rate is 0\.5, but '.*' uses rotary .*; set it to 0\."):
         initial_adapters(toy(name), AdapterTraining(**HALF), 1)
     initial_adapters(toy(name), AdapterTraining(), 1)

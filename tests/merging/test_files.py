@@ -273,7 +273,7 @@ def test_wrong_loras_are_refused(tmp_path):
         ]
     ):
         refused(words, a, write_lora(tmp_path / f"wrong{index}", 2, **change))
-    words = r"rank is 1,000, and no module has a side longer than 7; choose at most that"
+    words = r"rank is 1,000, but no module is wider than 7; choose 7 or less"
     refused(words, a, write_lora(tmp_path / "c", 2), rank=1000)
     refused("has no adapter_config.json", a, (tmp_path / "empty").mkdir() or tmp_path / "empty")
 

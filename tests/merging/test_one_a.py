@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.gated_fusion import Gate, fuse, gates, left_singular
+from onea.merging.gated_fusion import Gate, fuse, gate_values, left_singular
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
 
@@ -97,8 +97,8 @@ def test_no_align_share_leaves_the_base(shape, seed):
 
 def test_gates_are_one_half_without_sharpness_and_a_step_with_it():
     spectrum = torch.linspace(1, 0.01, 100, dtype=torch.float64)[None]
-    assert torch.equal(gates(spectrum, 0.0, 0.3), torch.full_like(spectrum, 0.5))
-    sharp = gates(spectrum, 1e9, 0.3)[0]
+    assert torch.equal(gate_values(spectrum, 0.0, 0.3), torch.full_like(spectrum, 0.5))
+    sharp = gate_values(spectrum, 1e9, 0.3)[0]
     assert set(sharp.tolist()) == {0.0, 1.0}
     assert sharp.sum() == pytest.approx(30, abs=1)
     assert sharp[:70].sum() == 0, "the head stays closed; the tail opens"
@@ -107,7 +107,7 @@ def test_gates_are_one_half_without_sharpness_and_a_step_with_it():
 def test_gates_by_hand():
     # s = 4, 2, 1: normalised 1, .5, .25; the median is .5, so the gates are sigmoid(2 * (-.5, 0, .25)).
     expected = 1 / (1 + np.exp(-2 * np.array([-0.5, 0, 0.25])))
-    found = gates(torch.tensor([[4.0, 2.0, 1.0]], dtype=torch.float64), 2.0, 0.5)[0]
+    found = gate_values(torch.tensor([[4.0, 2.0, 1.0]], dtype=torch.float64), 2.0, 0.5)[0]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-7)
 
 
@@ -231,6 +231,6 @@ def test_the_short_decomposition_moves_directions_as_the_full_one_does(shape, de
     assert kept.sum(1).tolist() == [12, 0]
 
     def moved(vectors, singular):
-        return (vectors * (gates(singular, 2.0, 0.3) * kept)[:, None, :]) @ vectors.mT
+        return (vectors * (gate_values(singular, 2.0, 0.3) * kept)[:, None, :]) @ vectors.mT
 
     torch.testing.assert_close(moved(mine, spectrum), moved(full, expected), rtol=0, atol=1e-6)

@@ -62,5 +62,5 @@ def test_a_folder_that_says_other_blocks_is_refused(saved, blocks, reason):
 
 
 def test_a_network_with_fewer_blocks_is_told(tiny_vit, tiny_images):
-    with pytest.raises(OneaError, match=r"adapter_blocks is 5, and 'tiny\.safetensors' has 2 blocks"):
+    with pytest.raises(OneaError, match=r"adapter_blocks is 5, but 'tiny\.safetensors' has 2 blocks"):
         tiny_model(tiny_vit, options={"adapter_blocks": 5}).learn(tiny_images / "train")

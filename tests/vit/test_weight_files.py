@@ -92,7 +92,7 @@ def test_an_architecture_in_front_of_a_path(tmp_path):
     for architecture, words in {
         "test_vit2": "does not contain timm's test_vit2",
         "test_vitt": "Unknown architecture 'test_vitt' of model.safetensors; did you mean 'test_vit'",
-        "test_vit.nowhere": "timm has no weights 'test_vit.nowhere'; tags are: test_vit.r160_in1k",
+        "test_vit.nowhere": "timm has no weights 'test_vit.nowhere'; existing tags: test_vit.r160_in1k",
     }.items():
         with pytest.raises(OneaError, match=words):
             load_backbone(f"{architecture}:{path}")

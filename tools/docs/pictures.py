@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from charts import PICTURE, ROW, Canvas, DotRow, Panel, apart, dots, linear
 from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
 
-from onea.merging.gated_fusion import Gate, fuse, gates
+from onea.merging.gated_fusion import Gate, fuse, gate_values
 from onea.metrics import wilson_interval
 from onea.research.record import Record
 from onea.research.report.heat_maps import analysed_merge, has_analysis, parse_numbers
@@ -108,7 +108,7 @@ def merge_steps() -> tuple[Canvas, str]:
     canvas.text(half, 162, "into the subspace", "b")
     canvas.text(96, 148 + 190, "merged", "c")
     spectrum = torch.tensor([1.0, 0.7, 0.5, 0.3, 0.2, 0.1], dtype=torch.float64)
-    opened = gates(spectrum[None], Gate().kappa, Gate().quantile)[0]
+    opened = gate_values(spectrum[None], Gate().kappa, Gate().quantile)[0]
     x, y = linear(-0.5, 5.5, half, PICTURE - 20), linear(0, 1, 340, 225)
     for index, (value, gate) in enumerate(zip(spectrum.tolist(), opened.tolist(), strict=True)):
         canvas.line([(x(index), y(0)), (x(index), y(value))], "column a")

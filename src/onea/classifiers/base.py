@@ -34,11 +34,11 @@ class Statistics(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """A key: classifiers that need the same kind share the statistics with the highest ``detail``."""
+        """Classifiers that need statistics of the same kind share those with the highest ``detail``."""
 
     @property
     def detail(self) -> int:
-        """The level of detail, to compare statistics of the same kind."""
+        """The level of detail, for comparing statistics of the same kind."""
 
     @property
     def classes(self) -> int:
@@ -48,7 +48,7 @@ class Statistics(Protocol):
         """The statistics with more images: their features ``[N, width]`` and classes; new classes get new rows."""
 
     def apply_drift_map(self, drift_map: Tensor) -> Self:
-        """The statistics after all features were multiplied by a matrix ``[width, width]``; unchanged if undefined."""
+        """The statistics if all features were multiplied by a matrix ``[width, width]``; unchanged if undefined."""
 
     def select_classes(self, classes: Tensor) -> Self:
         """The statistics of these classes."""

@@ -21,9 +21,9 @@ _STRENGTHS = torch.logspace(-4, 4, 33, dtype=torch.float64)  # relative to the m
 def fit_drift_map(before: Tensor, after: Tensor) -> Tensor:
     """The matrix ``M = I + argmin_D ||F D - (F' - F)||^2 + l ||D||^2`` from features ``F`` before to ``F'`` after.
 
-    ``[width, width]`` float64, to be multiplied from the right. The strength ``l`` minimises the leave-one-out error,
-    for which ridge regression has a closed form: the residual divided by one minus the leverage. The result is the
-    identity if no strength has a smaller error.
+    The result is ``[width, width]`` float64; multiply features by it from the right. The strength ``l`` minimises the
+    leave-one-out error, for which ridge regression has a closed form: the residual divided by one minus the leverage.
+    The result is the identity if no strength has a smaller error.
 
     >>> features = torch.eye(3)
     >>> torch.equal(fit_drift_map(features, features), torch.eye(3, dtype=torch.float64))
@@ -35,13 +35,13 @@ def fit_drift_map(before: Tensor, after: Tensor) -> Tensor:
     eigenvalues = eigenvalues.clamp_min(0)
     rotated = features @ basis
     covariance = rotated.T @ change
-    best, least_error = torch.zeros_like(eigenvalues), float((change**2).sum())  # of the identity
+    best, smallest_error = torch.zeros_like(eigenvalues), float((change**2).sum())  # of the identity
     for strength in (_STRENGTHS * eigenvalues[-len(features) :].mean().cpu()).tolist():
         weights = 1 / (eigenvalues + strength)
         residual = change - rotated @ (weights[:, None] * covariance)
         leverage = (rotated**2 * weights).sum(1)
         error = float(((residual / (1 - leverage).clamp_min(1e-6)[:, None]) ** 2).sum())
-        if error < least_error * (1 - _ROUNDING):
-            best, least_error = weights, error
+        if error < smallest_error * (1 - _ROUNDING):
+            best, smallest_error = weights, error
     drift: Tensor = basis @ (best[:, None] * covariance)
     return torch.eye(features.shape[1], dtype=torch.float64, device=features.device) + drift

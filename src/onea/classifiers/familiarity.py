@@ -16,14 +16,14 @@ from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.tensors import eigh, to_float64
 
-WEIGHTED_SIGNALS = ("cosine", "confidence", "likelihood ratio")  # the other two signals are penalties only
+WEIGHTED_SIGNALS = ("cosine", "confidence", "likelihood ratio")  # the other two signals only serve as penalties
 NUM_SIGNALS = len(WEIGHTED_SIGNALS) + 2
-NO_BACKGROUND = 2.0  # the background signal without background images: no difference of two cosines is larger
+NO_BACKGROUND = 2.0  # the margin without background images: the largest possible difference of two cosines
 _DEFAULT_WEIGHTS = (0.3, 0.6, 0.5)
 _PRIOR_STRENGTH = 0.3  # of these weights in the fit, as only a few classes can be left out
 _STD = 1.5  # of the weighted sum on known images; it sets the relative size of the penalties
-_MAX_DISTANCE = 2.0  # standard deviations above which the distance is penalised
-# Temperature of log-likelihoods: features are correlated, so the maximum softmax probability would almost always be
+_MAX_DISTANCE = 2.0  # in standard deviations; larger distances are penalised
+# Divides log-likelihoods: features are correlated, so the maximum softmax probability would otherwise almost always be
 # near one.
 _TEMPERATURE = 32.0
 _NEWTON_STEPS = 50
@@ -41,7 +41,7 @@ class Signals(Scorer):
     4. distance: ``-min_c |z - m_c|``,
     5. background margin: ``max_c cos(z, m_c) - max_b cos(z, b)`` over background images ``b``.
 
-    No signal is best on all data. Photos of another day are far from their class but have no similar other class,
+    No signal is best on all data. Photos taken on another day are far from their class but similar to no other class,
     unusual images may be most similar to one class, and classes with large variance attract images of unknown classes.
 
     Args:
@@ -68,21 +68,23 @@ class Signals(Scorer):
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
         """The signals of each image; classes with score -inf are ignored, as if they were unknown."""
-        counted = scores > -torch.inf
+        considered = scores > -torch.inf
         if self.likelihoods is not None:
-            scores = self.likelihoods.forward(features).where(counted, -torch.inf)
+            scores = self.likelihoods.forward(features).where(considered, -torch.inf)
         log_likelihoods = scores * features.shape[1]
         confidence = torch.log_softmax(log_likelihoods / _TEMPERATURE, dim=1).amax(1)
         means = self.get_buffer("means")
-        white = self._whiten(features)
-        products, lengths, widths = white @ means.T, white.square().sum(1, keepdim=True), means.square().sum(1)
-        cosines = products / (lengths * widths).sqrt().clamp_min(1e-6)
-        squared_distance = (lengths - 2 * products + widths).where(counted, torch.inf).amin(1).clamp_min(0)
-        cosine = cosines.where(counted, -1).amax(1)
-        between = (white @ self.get_buffer("between_class_basis")).square().sum(1)
-        any_class = -0.5 * (lengths[:, 0] - between + self.get_buffer("log_determinant"))
-        likelihood_ratio = log_likelihoods.amax(1) - any_class
-        margin = self._background_margin(cosine, white)
+        whitened = self._whiten(features)
+        products = whitened @ means.T
+        squared_norms, squared_mean_norms = whitened.square().sum(1, keepdim=True), means.square().sum(1)
+        cosines = products / (squared_norms * squared_mean_norms).sqrt().clamp_min(1e-6)
+        squared_distances = squared_norms - 2 * products + squared_mean_norms
+        squared_distance = squared_distances.where(considered, torch.inf).amin(1).clamp_min(0)
+        cosine = cosines.where(considered, -1).amax(1)
+        between = (whitened @ self.get_buffer("between_class_basis")).square().sum(1)
+        log_marginal = -0.5 * (squared_norms[:, 0] - between + self.get_buffer("log_determinant"))
+        likelihood_ratio = log_likelihoods.amax(1) - log_marginal
+        margin = self._background_margin(cosine, whitened)
         return torch.stack([cosine, confidence, likelihood_ratio, -squared_distance.sqrt(), margin], 1)
 
     def background_cosines(self, features: Tensor) -> Tensor:
@@ -92,13 +94,13 @@ class Signals(Scorer):
     def _whiten(self, features: Tensor) -> Tensor:
         return features @ self.get_buffer("metric") - self.get_buffer("shift")
 
-    def _background_cosines(self, white: Tensor) -> Tensor:
-        return F.normalize(white, dim=1) @ self.get_buffer("background").T
+    def _background_cosines(self, whitened: Tensor) -> Tensor:
+        return F.normalize(whitened, dim=1) @ self.get_buffer("background").T
 
-    def _background_margin(self, cosine: Tensor, white: Tensor) -> Tensor:
+    def _background_margin(self, cosine: Tensor, whitened: Tensor) -> Tensor:
         if not len(self.get_buffer("background")):
             return torch.full_like(cosine, NO_BACKGROUND)
-        return cosine - self._background_cosines(white).amax(1)
+        return cosine - self._background_cosines(whitened).amax(1)
 
 
 def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,17 +112,17 @@ def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
     >>> variances.tolist(), axes.abs().tolist()
     ([4.5, 8.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     """
-    few = len(points) < points.shape[1]
-    variances, vectors = eigh((points @ points.T if few else points.T @ points) / max(1, len(points)))
+    by_points = len(points) < points.shape[1]
+    variances, vectors = eigh((points @ points.T if by_points else points.T @ points) / max(1, len(points)))
     present = variances > 1e-9 * variances[-1:].clamp_min(1e-30).sum()
-    axes = F.normalize(vectors.T @ points, dim=1) if few else vectors.T
+    axes = F.normalize(vectors.T @ points, dim=1) if by_points else vectors.T
     return variances[present], axes[present]
 
 
 class SignalScaler(nn.Module):
-    """Standardises signals by mean and standard deviation of those of known images.
+    """Standardises signals by their mean and standard deviation on known images.
 
-    The background margin, whose zero has a meaning, is not centred; it is divided by the deviation of the cosine.
+    The background margin is not centred, because its zero has a meaning; it is divided by the deviation of the cosine.
 
     Args:
         held_out: signals of held-out images of known classes, ``[R, 5]``.
@@ -128,9 +130,9 @@ class SignalScaler(nn.Module):
 
     def __init__(self, held_out: Tensor):
         super().__init__()
-        enough = len(held_out) > 1
-        std = held_out.std(0).clamp_min(1e-6) if enough else torch.ones(NUM_SIGNALS)
-        mean = held_out.mean(0) if enough else torch.zeros(NUM_SIGNALS)
+        has_std = len(held_out) > 1
+        std = held_out.std(0).clamp_min(1e-6) if has_std else torch.ones(NUM_SIGNALS)
+        mean = held_out.mean(0) if has_std else torch.zeros(NUM_SIGNALS)
         self.register_buffer("mean", torch.cat([mean[:-1], mean.new_zeros(1)]))
         self.register_buffer("std", torch.cat([std[:-1], std[:1]]))
 
@@ -175,8 +177,9 @@ class Familiarity(Scorer):
 def fit_weights(held_out: Tensor, left_out: Tensor) -> Tensor:
     """The weights of the signals by logistic regression between known and left-out classes, ``[3]``.
 
-    Signals with a negative weight are dropped, as it can only be chance. Without left-out classes, weights are the
-    defaults. They are scaled so that the sum has a fixed standard deviation on known images.
+    Signals with a negative weight are dropped, because a negative weight can only be due to chance. Without left-out
+    classes, the default weights are used. Weights are scaled so that the sum has a fixed standard deviation on known
+    images.
 
     Args:
         held_out: signals of held-out images of known classes, ``[R, 5]``.
@@ -207,8 +210,8 @@ def fit_logistic_regression(positive: Tensor, negative: Tensor, prior: Tensor, s
     Args:
         positive: ``[N, k]``.
         negative: ``[M, k]``.
-        prior: weights without data, ``[k]``.
-        strength: strength of the prior.
+        prior: the weights if there were no data, ``[k]``.
+        strength: of the prior.
 
     >>> rows = torch.tensor([[1.0], [2.0]])
     >>> weights, intercept = fit_logistic_regression(rows, -rows, torch.zeros(1), 0.1)

@@ -57,10 +57,10 @@ class RegularisedGaussian(Classifier):
         if statistics.factors is None:
             no_axes = means.new_empty(statistics.classes, 0, statistics.width)
             return GaussianScores(whitening, origin, centred, no_axes, no_axes[:, :, 0])
-        freedom = (statistics.counts - 1).clamp_min(1).double()
+        degrees_of_freedom = (statistics.counts - 1).clamp_min(1).double()
         # factor^T factor is the covariance of a class in the whitened space; its eigenvectors come from the smaller
         # matrix factor factor^T.
-        factors = to_float64(statistics.factors) @ whitening / freedom.sqrt()[:, None, None]
+        factors = to_float64(statistics.factors) @ whitening / degrees_of_freedom.sqrt()[:, None, None]
         rank = min(self.directions, factors.shape[1])
         variances, left = (part[..., -rank:] for part in eigh(factors @ factors.transpose(1, 2)))  # ascending
         present = variances > variances.amax(1, keepdim=True) * 1e-9
@@ -117,11 +117,11 @@ class GaussianScores(Scorer):
 
     def _score(self, features: Tensor) -> Tensor:
         gains = self.get_buffer("gains")
-        white = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
-        products = torch.addmm(self.get_buffer("constant"), white, self.get_buffer("linear"))
+        whitened = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
+        products = torch.addmm(self.get_buffer("constant"), whitened, self.get_buffer("linear"))
         by_mean, projections = products.tensor_split((len(gains),), dim=1)
         by_axes = (projections.square().unflatten(1, tuple(gains.shape)) * gains).sum(2)
-        scores: Tensor = by_mean + by_axes - white.square().sum(1, keepdim=True) / (2 * features.shape[1])
+        scores: Tensor = by_mean + by_axes - whitened.square().sum(1, keepdim=True) / (2 * features.shape[1])
         return scores
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifiers that need the class means and the pooled covariance at most."""
+"""Classifiers that need only the class means, or the means and the pooled covariance."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ _STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # as published
 
 @dataclass(frozen=True)
 class RandomFeatureSums:
-    """Gram matrices ``H^T H`` and ``H^T Y`` of random features ``H`` and one-hot labels ``Y``.
+    """The products ``H^T H`` and ``H^T Y`` of random features ``H`` and one-hot labels ``Y``.
 
-    There are two of each: of the training images and of held-out ones. Which images are held out depends on their
+    There are two of each: of the training images and of the held-out images. Which images are held out depends on their
     position in their class, so the sums do not depend on the order of tasks with different classes.
 
     Attributes:
@@ -66,8 +66,8 @@ class RandomFeatureSums:
         if not len(labels):
             return self
         old = self.to(features.device)
-        more = max(int(labels.max()) + 1 - old.classes, 0)
-        gram, hits, counts = old.gram.clone(), F.pad(old.hits, (0, more)), F.pad(old.counts, (0, more))
+        missing = max(int(labels.max()) + 1 - old.classes, 0)
+        gram, hits, counts = old.gram.clone(), F.pad(old.hits, (0, missing)), F.pad(old.counts, (0, missing))
         labels = labels.to(features.device)
         position = torch.zeros_like(labels)
         for label in labels.unique():
@@ -84,7 +84,7 @@ class RandomFeatureSums:
         return replace(old, gram=gram, hits=hits, counts=counts)
 
     def apply_drift_map(self, drift_map: Tensor) -> Self:
-        """Unchanged: random features are nonlinear, so there is no such map of them."""
+        """Unchanged: random features are nonlinear, so a linear map of the features does not map them linearly."""
         return self
 
     def select_classes(self, classes: Tensor) -> Self:
@@ -109,8 +109,8 @@ class RandomFeatureSums:
 class RanPAC(Classifier):
     """Ridge regression of one-hot labels on random features, ``W = (H^T H + l I)^(-1) H^T Y``, ``H = relu(X R)``.
 
-    The ridge parameter ``l`` of 10^-8 ... 10^8 has the smallest error on held-out images of all tasks. The official
-    code uses those of the newest task only, so that the order of tasks matters.
+    The ridge parameter ``l``, from 10^-8 to 10^8, is the one with the smallest error on held-out images of all tasks.
+    The official code uses only those of the newest task, so its result depends on the order of tasks.
 
     Attributes:
         features: the number of random features (M). The sums take 8 M^2 bytes.
@@ -151,9 +151,10 @@ class RandomFeatureScores(Scorer):
 
 
 def _select_strength(gram: Tensor, hits: Tensor) -> float:
-    """The ridge parameter with the least squared error on held-out images.
+    """The ridge parameter with the smallest squared error on held-out images.
 
-    ``tr W^T (H^T H) W - 2 tr W^T (H^T Y)`` up to a constant, in the basis of the eigenvectors of the training images.
+    Up to a constant, the error is ``tr W^T (H^T H) W - 2 tr W^T (H^T Y)``, which is computed in the basis of the
+    eigenvectors of the training images.
     """
     values, vectors = eigh(gram[0])
     projected = vectors.T @ hits[0]

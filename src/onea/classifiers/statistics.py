@@ -26,16 +26,16 @@ _RCOND = 1e-12  # eigenvalues below this share of the largest one are rounding e
 class ClassStatistics:
     """Means, counts and covariances of the features of each class; class ``i`` has row ``i``.
 
-    The scatter matrix is ``sum_i (x_i - mean_c(i)) (x_i - mean_c(i))^T`` over the images of all classes together, so
-    that of a forgotten class stays in it as long as there is another class.
+    The scatter matrix is ``sum_i (x_i - mean_c(i)) (x_i - mean_c(i))^T`` over the images of all classes together. When
+    a class is removed, its share of the matrix cannot be subtracted and stays as long as another class is left.
 
     Attributes:
         means: mean feature of each class, ``[C, width]`` float32.
         counts: number of images of each class, ``[C]``.
-        scatter: pooled over all classes, ``[width, width]`` float64; None where it is not kept.
-        freedom: degrees of freedom of the scatter: images less classes.
-        factors: factor of the scatter of each class, ``[C, directions, width]`` float32; ``factor^T factor``
-            approximates it. Unused rows are zero. None where they are not kept.
+        scatter: pooled over all classes, ``[width, width]`` float64; None if it is not kept.
+        freedom: degrees of freedom of the scatter: number of images minus number of classes.
+        factors: of the scatter of each class, ``[C, directions, width]`` float32: ``factor^T factor`` approximates it.
+            Unused rows are zero. None if they are not kept.
         cut: for each class, a bound on the spectral norm of what was truncated from its scatter, ``[C]``.
         unit_length: whether features are normalised to length one first.
     """
@@ -115,7 +115,7 @@ class ClassStatistics:
         return new if old.factors is None else new._add_to_factors(changed, position, deviations, between)
 
     def remove(self, features: Tensor, labels: Tensor) -> Self:
-        """The opposite of ``add``, for images that are in the statistics; exact but for truncation and rounding.
+        """The opposite of ``add``, for images that are in the statistics; exact up to truncation and rounding.
 
         Each class must keep at least one image.
         """
@@ -129,11 +129,11 @@ class ClassStatistics:
         total = torch.zeros_like(means).index_add(0, labels, exact)
         means_after = (means * self.counts[:, None] - total) / remaining[:, None]
         changed = removed.nonzero()[:, 0]
-        # The scatter around the old mean is that of the removed images, of the others around their own mean, and of
-        # the step between the two means.
+        # The scatter around the old mean is the sum of three parts: that of the removed images, that of the remaining
+        # images around the new mean, and that of the step from the old to the new mean.
         deviations = exact - means[labels]
         between = (means_after - means)[changed] * remaining[changed].sqrt()[:, None]
-        scatter = _nearest_positive(self.scatter - deviations.T @ deviations - between.T @ between)
+        scatter = _nearest_semidefinite(self.scatter - deviations.T @ deviations - between.T @ between)
         factors = self.factors
         if factors is not None:
             factors = factors.clone()
@@ -152,8 +152,8 @@ class ClassStatistics:
     def apply_drift_map(self, drift_map: Tensor) -> Self:
         """The statistics after all features ``x`` (rows) became ``x M``, with a matrix ``M`` ``[width, width]``.
 
-        ``mean M``, ``M^T S M`` and ``factor M``. A linear map of features is none of normalised features, so their
-        statistics stay as they are.
+        They are ``mean M``, ``M^T S M`` and ``factor M``. Statistics of normalised features stay unchanged, because a
+        linear map of features does not map normalised features linearly.
         """
         if self.unit_length:
             return self
@@ -167,7 +167,7 @@ class ClassStatistics:
         )
 
     def merge_classes(self, source: int, target: int) -> Self:
-        """The statistics with the images of one class added to another; the row of ``source`` stays as it was."""
+        """The statistics with the images of ``source`` added to ``target``; the row of ``source`` does not change."""
         added, before = self.counts[source].double(), self.counts[target].double()
         mean_before = to_float64(self.means[target])
         step = to_float64(self.means[source]) - mean_before
@@ -189,19 +189,19 @@ class ClassStatistics:
         return new._add_to_factors(place, position, deviations, between)
 
     def select_classes(self, classes: Tensor) -> Self:
-        """The statistics of these classes; the scatter and its degrees of freedom stay, unless there is no class."""
+        """The statistics of these classes; the scatter does not change, unless no class is left."""
         old = self if len(classes) else self.reset_classes(torch.arange(self.classes, device=self.counts.device))
         return old._with_same_scatter(**{name: value[classes] for name, value in old._class_tensors().items()})
 
     def reset_classes(self, classes: Tensor) -> Self:
-        """The statistics with no images of these classes; the scatter stays as long as another class has images."""
+        """The statistics without images of these classes; the scatter stays as long as another class has images."""
         parts: dict[str, Any] = {name: value.index_fill(0, classes, 0) for name, value in self._class_tensors().items()}
         if not bool(parts["counts"].any()):
             parts |= {"scatter": None if self.scatter is None else torch.zeros_like(self.scatter), "freedom": 0}
         return replace(self, **parts)
 
     def concatenate(self, other: Self) -> Self:
-        """The statistics of two disjoint sets of classes under the same adapter, those of ``other`` last."""
+        """The statistics of two disjoint sets of classes under the same adapter; the classes of ``other`` come last."""
         own, added = self._class_tensors(), other._class_tensors()
         parts: dict[str, Any] = {name: torch.cat([own[name], added[name]]) for name in own if name in added}
         return replace(
@@ -213,14 +213,15 @@ class ClassStatistics:
 
     def pad_to(self, classes: int) -> Self:
         """The statistics with empty classes appended up to this number."""
-        more = max(0, classes - self.classes)
+        missing = max(0, classes - self.classes)
         parts: dict[str, Any] = {
-            name: F.pad(value, (0, 0) * (value.dim() - 1) + (0, more)) for name, value in self._class_tensors().items()
+            name: F.pad(value, (0, 0) * (value.dim() - 1) + (0, missing))
+            for name, value in self._class_tensors().items()
         }
-        return replace(self, **parts) if more else self
+        return replace(self, **parts) if missing else self
 
     def reduce_to(self, needed: ClassStatistics) -> Self:
-        """The statistics without the detail that ``needed`` lacks, which are of the same kind."""
+        """The statistics reduced to the level of detail of ``needed``, which are of the same kind."""
         directions = 0 if needed.factors is None else needed.factors.shape[1]
         return self._with_same_scatter(
             scatter=None if needed.scatter is None else self.scatter,
@@ -278,7 +279,7 @@ class ClassStatistics:
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues and eigenvectors of the covariance: the most expensive part, used by several methods."""
+        """Eigenvalues and eigenvectors of the covariance, cached because they are expensive and used several times."""
         return eigh(self.covariance())
 
     def _with_same_scatter(self, **changes: Any) -> Self:
@@ -312,13 +313,13 @@ class ClassStatistics:
         assert self.cut is not None
         values, vectors = self._spectrum
         values = values.clamp_min(values[-1] * _RCOND)
-        whiten, color = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
+        whiten, unwhiten = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
         directions, factors, cut = self.factors.shape[1], self.factors.clone(), self.cut.clone()
         for place, row in enumerate(classes.tolist()):
             old = self.factors[row][self.factors[row].any(1)].double()  # empty for a new class
             rows = torch.cat([old, deviations[position == place], between[place : place + 1]])
             leading, truncated = _truncate(rows @ whiten, directions)
-            factors[row] = F.pad(leading @ color, (0, 0, 0, directions - len(leading))).float()
+            factors[row] = F.pad(leading @ unwhiten, (0, 0, 0, directions - len(leading))).float()
             cut[row] += truncated * values[-1]  # mapping back scales a direction by at most this
         return self._with_same_scatter(factors=factors, cut=cut)
 
@@ -345,7 +346,7 @@ def _downdate(factor: Tensor, rows: Tensor) -> Tensor:
     return F.pad(new.flip(0)[: len(factor)], (0, 0, 0, max(0, len(factor) - len(new))))
 
 
-def _nearest_positive(matrix: Tensor) -> Tensor:
+def _nearest_semidefinite(matrix: Tensor) -> Tensor:
     """The nearest positive semi-definite matrix; rounding may have caused negative eigenvalues."""
     values, vectors = eigh((matrix + matrix.T) / 2)
     return (vectors * values.clamp_min(0)) @ vectors.T

@@ -17,7 +17,7 @@ FOLDS = 5
 def leave_folds_out(
     statistics: ClassStatistics, views: Tensor, labels: Tensor, groups: Tensor, folds: int = FOLDS
 ) -> Iterator[tuple[Tensor, ClassStatistics]]:
-    """The images of each fold, ``bool [N]``, with statistics of all other folds and earlier images.
+    """For each fold, its images, ``bool [N]``, and statistics of earlier images and all other folds.
 
     Args:
         statistics: statistics of earlier images.
@@ -26,35 +26,36 @@ def leave_folds_out(
         groups: images of a class with the same group are in the same fold.
         folds: maximum number of folds.
     """
-    fold = group_folds(labels, groups, folds)
-    for number in fold.unique():
-        test = fold == number
+    assigned = assign_folds(labels, groups, folds)
+    for fold in assigned.unique():
+        test = assigned == fold
         yield test, statistics.add(views[:, ~test].flatten(0, 1), labels[~test].repeat(len(views)))
 
 
 def leave_classes_out(
     statistics: ClassStatistics, views: Tensor, labels: Tensor, groups: Tensor, held_out: Tensor, folds: int = FOLDS
 ) -> Iterator[tuple[Tensor, Tensor, ClassStatistics]]:
-    """Test images of other classes, images of left-out classes (both ``bool [N]``), and statistics without both.
+    """In each round, test images, images of left-out classes (both ``bool [N]``), and statistics without both.
 
-    Only classes that are new with these images are left out, in turn; none if there is no other class.
+    Only classes without earlier images are left out, each once. The test images belong to the other classes; there is
+    no round if there are none.
 
     Args:
         statistics: statistics of earlier images.
         views: features of the images, ``[views, N, width]``.
         labels: classes of the images.
         groups: images of a class with the same group are in the same fold.
-        held_out: images that the adapter was not trained on, which are tested; if there are none, all images are.
+        held_out: images that the adapter was not trained on; only these are tested, or all images if there are none.
         folds: maximum number of folds.
     """
     classes = labels.unique()
     new = classes[statistics.counts[classes] == 0]
-    parts = min(folds, len(new))
-    fold = group_folds(labels, groups, max(2, parts))
+    rounds = min(folds, len(new))
+    assigned = assign_folds(labels, groups, max(2, rounds))
     test_all = not bool(held_out.any())
-    for number in range(parts):
-        left_out = torch.isin(labels, new[number::parts])
-        test = ~left_out & (fold == number if test_all else held_out)
+    for index in range(rounds):
+        left_out = torch.isin(labels, new[index::rounds])
+        test = ~left_out & (assigned == index if test_all else held_out)
         rest = ~left_out & ~test
         others = statistics.add(views[:, rest].flatten(0, 1), labels[rest].repeat(len(views)))
         others = others.select_classes((others.counts > 0).nonzero()[:, 0])
@@ -81,25 +82,26 @@ def cross_validated_scores(
     return scores
 
 
-def group_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
-    """The fold of each image, ``int64 [N]``; groups of a class are not split, and its folds are of similar size.
+def assign_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
+    """The fold of each image, ``int64 [N]``, without splitting groups; each class is divided evenly over the folds.
 
-    Groups are assigned to the smallest fold in order of size, as in ``sklearn.model_selection.GroupKFold`` but class by
-    class. A class with a single group is split by image, so that other folds have images of it.
+    The largest groups come first, each is assigned to the smallest fold: as in
+    ``sklearn.model_selection.GroupKFold``, but class by class. A class with a single group is split by image, so that
+    other folds have images of it.
 
-    >>> group_folds(torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 0, 2, 7, 7]), folds=2).tolist()
+    >>> assign_folds(torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 0, 2, 7, 7]), folds=2).tolist()
     [0, 1, 0, 1, 0, 1]
     """
-    fold = torch.empty(len(labels), dtype=torch.int64)
+    fold_of_image = torch.empty(len(labels), dtype=torch.int64)
     for label in labels.unique():
         members = (labels == label).nonzero()[:, 0]
         group = groups[members].unique(return_inverse=True)[1]
         if not group.any():
             group = torch.arange(len(members))
         sizes = torch.bincount(group)
-        fold_sizes, assigned = [0] * folds, torch.empty(len(sizes), dtype=torch.int64)
+        fold_sizes, fold_of_group = [0] * folds, torch.empty(len(sizes), dtype=torch.int64)
         for number in sizes.argsort(descending=True, stable=True).tolist():
-            assigned[number] = smallest = min(range(folds), key=fold_sizes.__getitem__)
+            fold_of_group[number] = smallest = min(range(folds), key=fold_sizes.__getitem__)
             fold_sizes[smallest] += int(sizes[number])
-        fold[members] = assigned[group]
-    return fold
+        fold_of_image[members] = fold_of_group[group]
+    return fold_of_image

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets by name, images by index, and the batched way from one to the other."""
+"""Datasets of image files or pixels, and their images in batches for a network."""

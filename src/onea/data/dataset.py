@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets: named classes, training and test images, natural groups; and how image files become one."""
+"""Datasets: named classes, training and test images, natural groups; and their construction from image files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Dataset:
     Attributes:
         fingerprint: hex digest of names, labels and pixels; for image files, of their sizes instead of pixels.
         groups: natural tasks in order; empty if the data has none.
-        mirror: whether horizontal flips keep the class.
+        mirror: whether a horizontally flipped image still belongs to its class.
         stamp: hex digest of names, sizes and times of the files, to detect changes; empty without files.
     """
 
@@ -110,12 +110,12 @@ def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     key: list[str | tuple[int, str]] = [*parts]
     for i in range(1, len(parts), 2):
         digits = parts[i].lstrip("0")
-        key[i] = len(digits), digits  # in the order of the numbers; int() refuses thousands of digits
+        key[i] = len(digits), digits  # sorts like the numbers; int() refuses thousands of digits
     return key, name
 
 
 def choose_test_names(names: Iterable[str]) -> frozenset[str]:
-    """Choose about a fifth of at least two names (one or more, never all) as the test split.
+    """Choose about a fifth of the names as the test split; of two or more names at least one, and never all.
 
     The choice depends only on the names, not on their order, the machine or a seed.
 
@@ -148,7 +148,7 @@ def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ImagesByC
 
 
 def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name: str, test_name: str) -> None:
-    """Refuse classes that are in one split only.
+    """Refuse classes that are in only one of the splits.
 
     Raises:
         OneaError: a class is missing in one split.

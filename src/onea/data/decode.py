@@ -95,9 +95,9 @@ def read_image(
     Args:
         source: a file in one of the supported formats, or its bytes.
         min_side: the short side after a later resize. A large JPEG is then decoded at a half, a quarter or an eighth of
-            its size (at least twice this), which is many times faster and gives the same result after resizing.
+            its size, but at least twice this side, which is many times faster and gives the same result after resizing.
         name: name of an image given as bytes, for messages.
-        limit: images that declare more pixels are refused before decoding; None for ``max_pixels()``.
+        limit: maximum number of pixels, checked before decoding; None for ``max_pixels()``.
         untrusted: whether bytes come from an untrusted source; then only ``COMMON_FORMATS`` are decoded, with limits.
 
     Raises:
@@ -110,7 +110,12 @@ def read_image(
     else:
         opened = _opened(Path(source), limit)
     with opened as image:
-        if untrusted and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MAX_SCANS:
+        if (
+            untrusted
+            and isinstance(source, bytes)
+            and image.format in ("JPEG", "MPO")
+            and _count_scans(source) > _MAX_SCANS
+        ):
             raise BadImage(name, f"it has more than {_MAX_SCANS} scans, each as expensive to decode as an image")
         if min_side is not None:
             image.draft(None, (2 * min_side, 2 * min_side))
@@ -137,7 +142,7 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
     """Height and width of the result of ``read_image``, from the header if the format allows it.
 
     Raises:
-        BadImage: as in ``read_image``, as far as the header shows.
+        BadImage: as in ``read_image``, if the header is enough to detect it.
     """
     with _opened(Path(path)) as image:
         width, height = image.size
@@ -255,7 +260,7 @@ def _formats(untrusted: bool) -> tuple[str, ...]:
 
 
 class _LimitedReads(BytesIO):
-    """A file with a limited number of reads, against headers with many tiny chunks, each of which costs time."""
+    """A file with a limited number of reads, because headers may have many tiny chunks, each of which takes time."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -269,7 +274,7 @@ class _LimitedReads(BytesIO):
         return super().read(size)
 
 
-def _scans(content: bytes) -> int:
+def _count_scans(content: bytes) -> int:
     """The number of scans in a JPEG.
 
     Progressive JPEGs have several. A file of kilobytes can have thousands of empty ones, each as slow as an image.
@@ -311,7 +316,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Pixels:
-    """Scale to 8 bits: integers count as 16-bit; floats as 0..1 if none is above 1, else as 0..255."""
+    """Scale to 8 bits. Integers are scaled from 16 bits; floats from 0..1 if none is above 1, else from 0..255."""
     values = np.nan_to_num(np.asarray(image).astype(np.float32), nan=0.0, posinf=255.0, neginf=0.0)
     if image.mode != "F":
         values = values / 257.0

@@ -21,7 +21,7 @@ from onea.files import open_regular
 from onea.text import list_names
 
 OnBad = Literal["fail", "skip"]
-_MAX_REASONS = 5  # in a message; images with other reasons are counted
+_MAX_REASONS = 5  # in a message, which gives only the number of images with other reasons
 
 
 def find_readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Custom datasets: folders with a folder per class, and text files that list images with their labels."""
+"""Custom datasets: folders with one folder per class, and text files that list images with their labels."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ClassTree:
 def load_folder(path: Path) -> Dataset:
     """Read ``train/`` and ``test/`` (or ``val/``) of class folders, or one folder of class folders.
 
-    Without a test split about a fifth of each class is held out, chosen by file name. Class folders may be inside group
-    folders (``<group>/<class>/<image>``): each group is then a natural task.
+    Without a test split, about a fifth of each class is held out, chosen by file name. Class folders may be in group
+    folders (``<group>/<class>/<image>``); each group is then a natural task.
 
     Raises:
         OneaError: the layout is different, or a class is empty or missing in one split.
@@ -79,10 +79,10 @@ def load_list(argument: str) -> Dataset:
         OneaError: a list cannot be read; the message names the line.
     """
     try:
-        is_one_file = Path(argument).expanduser().is_file()  # file names may contain commas
+        is_single_file = Path(argument).expanduser().is_file()  # file names may contain commas
     except OSError:  # too long for a file name
-        is_one_file = False
-    lists = [argument] if is_one_file else argument.split(",")
+        is_single_file = False
+    lists = [argument] if is_single_file else argument.split(",")
     if len(lists) > 2 or not all(part.strip() for part in lists):
         raise OneaError(f"Cannot read 'list:{argument}': give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     paths = [Path(part.strip()).expanduser() for part in lists]
@@ -136,8 +136,8 @@ def read_tree(path: Path) -> ClassTree:
             if label in images:
                 other = next(name for name, members in groups.items() if label in members)
                 raise OneaError(
-                    f"In {path} class '{label}' is in two tasks: {other} and {group.name}; "
-                    "rename one of the two folders, or put the images together in one."
+                    f"In {path}, class '{label}' is in two tasks, {other} and {group.name}: "
+                    "rename one of the two folders, or put all images into one of them."
                 )
             groups.setdefault(group.name, []).append(label)
             images[label] = _images(folder, _list(folder), path)
@@ -240,7 +240,7 @@ def unreadable_folder(path: Path, error: OSError) -> OneaError:
 def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
     if inside.folders:
         raise OneaError(
-            f"Class folder {folder} has folders in it ({inside.folders[0].name}): "
+            f"Class folder {folder} contains folders ({inside.folders[0].name}): "
             "use <class>/<image> or <task>/<class>/<image> throughout."
         )
     if not inside.files:
@@ -250,7 +250,7 @@ def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
 
 
 def _check_only_groups(inside: dict[Path, _Listing]) -> None:
-    """If one folder contains folders, all must, and no photos; a mixture of classes and groups is ambiguous."""
+    """If one folder contains folders, all must contain folders and no photos: otherwise the layout is ambiguous."""
     for folder, listing in inside.items():
         photos = [file.name for file in listing.files if file.suffix.lower() in EXTENSIONS]
         if listing.folders and photos:

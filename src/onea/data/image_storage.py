@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images by index: packed uint8 in the fastest memory that holds them, or the original files."""
+"""Images by row: packed as uint8 in the fastest memory with enough space, or read from the original files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Images(ABC):
 
     @abstractmethod
     def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
-        """Sample the parameters of random crops of ``crop_scale`` of the area or more, one row per image."""
+        """Sample the parameters of random crops of at least ``crop_scale`` of the area, one row per image."""
 
     @abstractmethod
     def train_views(self, rows: Tensor, crops: Tensor, crop_scale: float) -> Tensor:
@@ -61,12 +61,12 @@ class Images(ABC):
             yield self.train_views(shard(batch), shard(batch_crops), crop_scale)
 
     def _upload(self, rows: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the rows and crops of all batches to where they are needed."""
+        """Move the rows and crops of all batches to the devices where they are used."""
         return rows, crops
 
 
 class PackedImages(Images):
-    """All images as one uint8 array ``[N, 3, H, W]``, cropped and resized in ``dtype`` in batches on the device."""
+    """All images as one uint8 array ``[N, 3, H, W]``; batches are cropped and resized in ``dtype`` on the device."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From stored pixels to network input: resampling, augmentation and normalisation, batched on the device.
 
-A separable resize is linear in the pixels, so it is one small matrix per axis. Building those matrices per image from
-its crop box gives what torchvision's ``resized_crop(antialias=True)`` computes one image at a time (in float32, up to
-the last digits), on the device and without a Python loop. ``grid_sample`` has no antialiasing filter and is not a
-substitute."""
+A separable resize is linear in the pixels, so it is one small matrix per axis. With matrices built from the crop box of
+each image, a whole batch is cropped and resized on the device without a Python loop. The results equal those of
+torchvision's ``resized_crop(antialias=True)`` for single images in float32, up to rounding. ``grid_sample`` is not a
+substitute, because it has no antialiasing filter."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Preprocess:
 
     Attributes:
         size: side of the network's input in pixels.
-        mean: subtracted from pixels in [0, 1], per channel.
-        std: divided by, per channel.
-        geometry: ``direct`` resizes straight to the input size; ``resize-crop`` resizes the short side to
-            ``resize`` and cuts the centre, the published protocol.
+        mean: mean of each channel, for pixels in [0, 1].
+        std: standard deviation of each channel, for pixels in [0, 1].
+        geometry: ``direct`` resizes to the input size; ``resize-crop`` resizes the short side to ``resize`` and crops
+            the centre, the published protocol.
         resize: short side before the centre crop.
         filter: interpolation of the test geometry (training crops are bilinear, as published).
         mirror: whether training images are flipped horizontally with probability 0.5.
@@ -82,22 +82,23 @@ class Preprocess:
 @functools.lru_cache(maxsize=64)
 def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Factor and offset per channel, cached on the device, because an upload in every step would synchronise."""
-    middle, spread = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
-    return (1 / (255 * spread)).float().to(device), (-middle / spread).float().to(device)
+    means, stds = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
+    return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)
 
 
-def random_crop_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:
+def random_crop_boxes(count: int, height: int, width: int, min_scale: float, generator: torch.Generator) -> Tensor:
     """Random crop boxes ``[count, 4]`` with the distribution of torchvision's ``RandomResizedCrop``.
 
     Ten candidates per image are sampled at once; the first that fits is used, or the centre crop if none fits.
     """
     shape = (count, _ATTEMPTS)
-    area = height * width * (smallest + (1 - smallest) * torch.rand(shape, generator=generator, dtype=torch.float64))
+    scale = min_scale + (1 - min_scale) * torch.rand(shape, generator=generator, dtype=torch.float64)
+    area = height * width * scale
     low, high = math.log(3 / 4), math.log(4 / 3)
     ratio = torch.exp(low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64))
     widths, heights = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-    first = fits.int().argmax(1, keepdim=True)  # the first True; 0 when there is none, replaced below
+    first = fits.int().argmax(1, keepdim=True)  # the first that fits; 0 if none fits, which is replaced below
     h, w = heights.gather(1, first)[:, 0], widths.gather(1, first)[:, 0]
     none = ~fits.any(1)
     fallback_h, fallback_w = _centre_box(height, width)
@@ -138,18 +139,18 @@ def axis_weights(start: Tensor, length: Tensor, pixels: int, size: int, kind: Fi
         length: pixels in each crop, ``[B]``.
         pixels: length of the stored axis.
         size: length of the resampled axis.
-        kind: interpolation filter; widened when shrinking, so the result is antialiased.
+        kind: interpolation filter; it is widened for downsampling, so the result is antialiased.
 
     Returns:
         ``[B, size, pixels]``; each row sums to one and is zero outside its crop.
     """
     start, length = start.to(torch.float32), length.to(torch.float32)
     scale = length / size
-    reach = scale.clamp_min(1)  # at least one pixel: upsampling interpolates, downsampling averages
+    filter_scale = scale.clamp_min(1)  # at least one pixel: upsampling interpolates, downsampling averages
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     centre = out[None, :] * scale[:, None]
     inside = torch.arange(pixels, device=start.device, dtype=torch.float32)[None, :] - start[:, None]
-    distance = (inside[:, None, :] + 0.5 - centre[:, :, None]) / reach[:, None, None]
+    distance = (inside[:, None, :] + 0.5 - centre[:, :, None]) / filter_scale[:, None, None]
     weights = _kernel(distance, kind)
     in_crop = (inside >= 0) & (inside < length[:, None])
     weights = weights * in_crop[:, None, :]
@@ -192,7 +193,7 @@ def crop_resize(
 def resize(
     images: Tensor, size: tuple[int, int], kind: Filter = "bilinear", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Resize whole images: ``crop_resize`` with one box for all, and cached weights."""
+    """Resize whole images, like ``crop_resize`` with the same box for all, and with cached weights."""
     rows, columns = (
         _whole_axis_weights(pixels, side, kind, images.device, dtype)
         for pixels, side in zip(images.shape[2:], size, strict=True)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning one update: train an adapter on new images, merge it into the kept one, add the images to the statistics."""
+"""One update: train an adapter on new images, merge it into the earlier one, and add the images to the statistics."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of one adapter on one task, longer for larger tasks: the step that all adapter-merging methods share."""
+"""The training of an adapter on a task, longer for larger tasks, which all adapter-merging methods share."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class AdapterTraining(AdapterOptions):
             below them need no backward pass.
         cached_views: if only the last blocks have an adapter, the number of views of each image that training uses in
             turn: the whole image, then random crops, fixed for the task. The input of these blocks is computed once
-            for each view and cached in half precision, in at most 1 GB on the host and half of the free memory. 0
-            samples new crops in every epoch (the paper).
+            for each view and cached in half precision, in up to half of the free memory and at most 1 GB on the host.
+            0 samples new crops in every epoch (the paper).
         patience: number of consecutive epochs without a better accuracy of the local head on the held-out images (see
             ``guard``) after which training stops; 0 never stops early (the paper).
-        patch_drop_rate: share of the patches of an image that a training step drops at random; class token and
+        patch_drop_rate: share of the patches of each image that a training step drops at random; class token and
             registers are kept. Statistics and predictions use all patches. 0 drops none (the paper).
-        freeze_at: if not 0, all blocks have an adapter; after this share of a task's epochs only those of the last
+        freeze_at: if not 0, all blocks have an adapter. After this share of a task's epochs, only those of the last
             ``adapter_blocks`` are trained, on ``cached_views`` (for any number of images) and with
-            ``patch_drop_rate``. Before, all are trained, on new crops with all patches, and without early stopping.
+            ``patch_drop_rate``. Until then, all are trained, on new crops with all patches, without early stopping.
     """
 
     batch_size: int = 128
@@ -88,8 +88,8 @@ class AdapterTraining(AdapterOptions):
         self.check_epochs()
         if self.freeze_at and not (self.adapter_blocks and self.cached_views):
             raise OneaError(
-                f"freeze_at is {self.freeze_at}: set adapter_blocks to the number of blocks that are trained to "
-                "the end, and cached_views to the number of views of each image."
+                f"freeze_at is {self.freeze_at}: also set adapter_blocks to the number of blocks to train until the "
+                "end, and cached_views to the number of views of each image."
             )
 
     def check_epochs(self) -> None:
@@ -119,13 +119,13 @@ class AdapterTraining(AdapterOptions):
         """
         if self.adapter_blocks > vit.depth:
             raise OneaError(
-                f"adapter_blocks is {self.adapter_blocks}, and '{vit.name}' has {vit.depth} blocks; "
+                f"adapter_blocks is {self.adapter_blocks}, but '{vit.name}' has {vit.depth} blocks; "
                 f"give {vit.depth} or less, or 0 for all."
             )
         return vit.depth - (self.adapted_blocks or vit.depth)
 
     def patch_sampler(self, vit: FrozenViT) -> BatchSampler | None:
-        """Samples patches of each image of a batch; None if training uses all.
+        """A sampler of the patches of each image of a batch; None if training uses all patches.
 
         Raises:
             OneaError: the network needs all patches.
@@ -134,7 +134,7 @@ class AdapterTraining(AdapterOptions):
             return None
         if vit.rotary:
             raise OneaError(
-                f"patch_drop_rate is {self.patch_drop_rate}, and '{vit.name}' uses rotary position "
+                f"patch_drop_rate is {self.patch_drop_rate}, but '{vit.name}' uses rotary position "
                 "embeddings, which need all patches; set it to 0."
             )
         patches = vit.tokens - vit.vit.num_prefix_tokens
@@ -206,8 +206,8 @@ def train_adapter(
     losses = fit(vit, adapters, epochs=epochs[:freeze_epoch]) if freeze_epoch else []
     if freeze_epoch and epochs[freeze_epoch:]:
         block, count = vit.depth - options.adapter_blocks, options.cached_views
-        below = adapters.frozen_copy().to(runtime.device)
-        views = FixedViews.sample(vit, runtime, task, count, options.crop_scale, below, block)
+        frozen = adapters.frozen_copy().to(runtime.device)
+        views = FixedViews.sample(vit, runtime, task, count, options.crop_scale, frozen, block)
         network, batches = vit.forward_from_block, views.batches(task, recipe.batch_size, count)
         trained = adapters.from_block(block)
     if epochs[freeze_epoch:]:

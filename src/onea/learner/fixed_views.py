@@ -24,8 +24,8 @@ class FixedViews:
     """Some views of each image, the first the whole image, the others random crops, with a cache of their tokens.
 
     The tokens that enter a block do not depend on the training of this block and later ones. They are computed when a
-    view is first used, and cached if there is memory for all views. Otherwise they are computed each time, which takes
-    longer but learns the same.
+    view is first used, and cached if there is enough memory for all views. Otherwise they are computed every time: this
+    takes longer but gives the same result.
 
     Args:
         vit: computes the tokens.
@@ -114,15 +114,16 @@ class FixedViews:
 
         def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
             permutation = torch.randperm(len(task), generator=order)
-            at, views = positions[permutation], (positions + epoch)[permutation] % count
+            shuffled, views = positions[permutation], (positions + epoch)[permutation] % count
             labels = task.labels[permutation].to(self.runtime.device)
-            if self._cache is None:
-                tokens = self.tokens
-            else:  # one upload for all batches: a copy inside the training step would make the device wait for the host
+            load_tokens = self.tokens
+            if self._cache is not None:
                 self._fill_cache(views.unique().tolist())
-                at, views, tokens = at.to(self._cache.device), views.to(self._cache.device), self._look_up
-            for part in zip(at.split(size), views.split(size), labels.split(size), strict=True):
-                yield tokens(shard(part[0]), shard(part[1])), part[2]
+                load_tokens, device = self._look_up, self._cache.device
+                # One upload for all batches: a copy inside the training step would make the device wait for the host.
+                shuffled, views = shuffled.to(device), views.to(device)
+            for batch in zip(shuffled.split(size), views.split(size), labels.split(size), strict=True):
+                yield load_tokens(shard(batch[0]), shard(batch[1])), batch[2]
 
         return batches
 
@@ -158,7 +159,7 @@ class FixedViews:
             if cache is not None:
                 largest = torch.finfo(cache.dtype).max
                 cache[view, part] = tokens.clamp(-largest, largest).to(cache)
-                # Rounded as later from the cache: otherwise the rounding would be a drift of features.
+                # Rounded like later reads from the cache: otherwise the rounding would look like a drift of features.
                 tokens = cache[view, part].to(self.runtime.device)
             yield part, tokens
         if cache is not None:

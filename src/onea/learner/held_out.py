@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images held out of an update's training: their selection, and a test for a drop of accuracy on them."""
+"""The images that are held out of an update's training: their selection, and a test for a drop in their accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onea.classifiers.base import Classifier, Statistics
 from onea.learner.tasks import Task
 
 _MAX_HELD_OUT = 200  # images of a task, which suffice to detect a harmful adapter
-_MIN_TRAINED = 2  # images of a class
+_MIN_TRAINED = 2  # images of each class that are not held out
 
 
 def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = None, min_per_class: int = 0) -> Tensor:
@@ -29,8 +29,7 @@ def hold_out(orders: Sequence[Tensor], share: float, groups: Tensor | None = Non
         orders: the images of each class in random order.
         share: share of the images of a class.
         groups: the group of each image, such as a series of photos. Whole groups are held out, because an image is easy
-            to predict after training on others of its group. Of a group that is larger than the share, consecutive
-            images are held out.
+            to predict after training on others of its group. Of much larger groups, consecutive images are held out.
         min_per_class: number of images of each class to hold out at least, if two images remain for training.
     """
     selected = [torch.empty(0, dtype=torch.int64)]
@@ -55,7 +54,7 @@ def _select_groups(members: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 def _split_large_groups(groups: Tensor, count: int) -> Tensor:
-    """The groups, numbered from 0; split into parts of ``count`` images if twice as large, or nearly the whole class.
+    """Renumber the groups from 0, and split those of ``2 * count`` images or nearly the whole class into parts.
 
     >>> _split_large_groups(torch.tensor([7, 7, 3, 7, 7, 7, 3, 3]), 2).tolist()
     [1, 1, 0, 2, 2, 3, 0, 0]
@@ -71,27 +70,27 @@ def _split_large_groups(groups: Tensor, count: int) -> Tensor:
 
 
 def held_out_mask(task: Task, share: float) -> Tensor:
-    """Mask of the held-out images of a task, ``bool [N]``: this share of them, at most about 200.
+    """Mask of the images of a task to hold out, ``bool [N]``: this share of them, at most about 200.
 
-    If the share is less than half an image of a class, one image of some classes is held out.
+    If the share is less than half an image per class, one image of each of some classes is held out.
     """
     share = min(share, _MAX_HELD_OUT / len(task))
     order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "guard"))
     orders = [order[task.labels[order] == label] for label in task.classes]
     selected = hold_out(orders, share)
     if not len(selected):
-        spare = [int(members[0]) for members in orders if len(members) > _MIN_TRAINED]
-        selected = torch.tensor(spare[: max(1, round(share * len(task)))], dtype=torch.int64)
+        candidates = [int(members[0]) for members in orders if len(members) > _MIN_TRAINED]
+        selected = torch.tensor(candidates[: max(1, round(share * len(task)))], dtype=torch.int64)
     return torch.zeros(len(task), dtype=torch.bool).index_fill(0, selected, True)
 
 
 def held_out_accuracy(
     classifier: Classifier, statistics: Statistics, features: Tensor, labels: Tensor, held_out: Tensor
 ) -> float:
-    """The accuracy on held-out images among all classes; 0 without held-out images.
+    """The accuracy on held-out images with all classes as candidates; 0 without held-out images.
 
-    The classifier is fitted to the statistics of earlier images, with the features of new images ``[N, width]`` added
-    that the mask ``held_out`` does not select.
+    The classifier is fitted to the statistics of earlier images and the new images that are not in the mask
+    ``held_out``, with features ``[N, width]``.
     """
     if not held_out.any():
         return 0.0

@@ -53,9 +53,9 @@ def new_head(width: int, classes: int, kind: str, scale: float, generator: torch
 
 
 def contrastive_loss(features: Tensor, labels: Tensor, margin: float = 0.07) -> Tensor:
-    """Attract images of one class, and repel images of different classes down to a cosine ``margin`` (Eq. 17).
+    """Attract images of the same class, and repel those of different classes above a cosine of ``margin`` (Eq. 17).
 
-    ``mean_(i,j same) (1 - cos_ij) + mean_(i,j different) max(0, cos_ij - margin)`` over ordered pairs of the batch; a
+    ``mean_(i,j same) (1 - cos_ij) + mean_(i,j different) max(0, cos_ij - margin)`` over ordered pairs of the batch. The
     mean over no pairs is zero.
     """
     unit = F.normalize(features.float(), dim=1)
@@ -95,7 +95,7 @@ def train_with_local_head(
     epochs: range | None = None,
     purpose: str = "",
 ) -> list[float]:
-    """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
+    """Train hooks, which are a module, together with a local head; returns the mean loss of each epoch.
 
     The loss is ``(1 - w) cross-entropy + w contrastive`` with ``w = contrastive_weight``, over the classes of the task.
 
@@ -142,7 +142,7 @@ def train_with_local_head(
 
 @dataclass
 class EarlyStopping:
-    """Stops a training after ``patience`` consecutive epochs without a new best accuracy.
+    """Stops training after ``patience`` consecutive epochs without a new best accuracy.
 
     >>> accuracies = iter([0.5, 0.7, 0.7, 0.6, 0.9])
     >>> should_stop = EarlyStopping(2, lambda: next(accuracies))
@@ -173,7 +173,7 @@ def local_accuracy(
     inputs: Callable[[Tensor], Tensor],
     runtime: Runtime,
 ) -> float:
-    """The accuracy of the local head on a task's held-out images; ``inputs`` loads network inputs of rows."""
+    """The accuracy of the local head on a task's held-out images; ``inputs`` loads the network inputs of rows."""
     correct = torch.zeros((), device=runtime.device)
     adapters.eval()
     with torch.no_grad(), runtime.autocast():
@@ -183,5 +183,5 @@ def local_accuracy(
             predictions = head(network(inputs(rows), adapters)).argmax(1)
             correct += (predictions == (labels - held_out.classes.start).to(predictions.device)).sum()
     adapters.train()
-    # Summed over the processes of a run, which must stop at the same epoch despite different rounding.
+    # Averaged over the processes of a run, which must all stop at the same epoch despite different rounding.
     return float(runtime.processes.sum(correct)) / (len(held_out) * runtime.processes.count)

@@ -67,13 +67,13 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     """Options of a method that trains and merges adapters.
 
     Attributes:
-        single_class: how to handle a task of one class: ``train`` and merge it like any other, or ``skip`` it: it is
-            neither trained, merged nor counted, but its prototype is computed.
-        min_share: tasks with a smaller share of the classes in the merge are skipped as well: they would change the
-            merged adapter little, and cause drift of the old prototypes. 0 trains all tasks (the paper).
+        single_class: how to handle a task of one class: ``train`` and merge it like any other, or ``skip`` it: then it
+            is neither trained, merged nor counted, but its prototype is computed.
+        min_share: tasks with a smaller share of the classes in the merge are skipped as well, because they would hardly
+            change the merged adapter but cause drift of the old prototypes. 0 trains all tasks (the paper).
         carry: compensate the drift of features in the statistics of old classes (not in the paper).
-        guard: share of the images of a task, at most about 200 in all, that are held out of its training; if accuracy
-            on them drops significantly, the merge is rejected. 0 holds out none (the paper).
+        guard: share of the images of a task, at most about 200, that are held out of its training. If accuracy on them
+            drops significantly, the merge is rejected. 0 holds out none (the paper).
     """
 
     single_class: Literal["train", "skip"] = "train"
@@ -123,10 +123,11 @@ class MergedAdapterOptions(MergingOptions):
 class AdapterLearner:
     """Trains an adapter on a task and merges it with the merged adapter, which is replaced, not changed in place.
 
-    An operator for deltas gets the difference from a common origin: the random weights that all tasks share, or the
+    An operator on deltas gets the differences from a common origin: the random weights that all tasks share, or the
     initial weights of the first task if each task starts from an earlier one (MagMax). With ``start`` ``fresh`` or
-    ``merged`` there is no common origin, and it gets the weights themselves. Fisher merging and RegMean get their
-    statistics from another pass over the task's images.
+    ``merged`` there is no common origin, and the operator gets the weights themselves. Statistics for Fisher merging
+    and RegMean are computed in another pass over the task's images.
+
     ``plan`` is that of the stream, if it is known.
     """
 
@@ -290,7 +291,7 @@ def _add(sums: Tensors, name: str, value: Tensor) -> None:
 
 @contextmanager
 def _recorded(adapters: Adapters) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Input and output of each linear layer of the adapters in the next forward pass, by the layer's name."""
+    """Input and output of each linear layer of the adapters in the next forward pass, by the name of the layer."""
     layers: dict[str, tuple[Tensor, Tensor]] = {}
 
     def record(name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -71,14 +71,14 @@ def train(
 
     Args:
         groups: the modules; they are in evaluation mode afterwards.
-        losses: each maps a batch of augmented images and their labels to a scalar. With several, every batch takes one
-            step for each, in order, with a new forward pass.
+        losses: each maps a batch of augmented images and their labels to a scalar. With several losses, every batch
+            takes one step per loss, in order, each with a new forward pass.
         task: the training images.
         recipe: hyper-parameters.
         runtime: device and precision.
         before_step: called before each optimiser step with the number of its loss; may change gradients.
         after_step: called after each optimiser step; may change weights.
-        purpose: part of the seed, if a task has several trainings.
+        purpose: part of the seed, if a task is trained several times.
         sharded: in distributed runs, call each loss with this process's images and the labels of the whole batch; the
             loss gathers the features with ``runtime.processes``. Otherwise every process computes everything.
         batches: inputs of the losses, if not random crops of the task's images: the batches of an epoch, given its
@@ -96,8 +96,9 @@ def train(
     capture = capturable and len(losses) == 1 and not (before_step or after_step) and _can_capture(recipe, runtime)
     optimiser = _make_optimiser(groups, recipe, runtime.device if capture else None)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
-    # On the device, because it would wait for the host at an upload in every step.
-    samples = torch.Generator(runtime.device).manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
+    # On the device, which would otherwise wait for an upload from the host in every step.
+    sample_generator = torch.Generator(runtime.device)
+    sample_generator.manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
     shard = runtime.processes.shard if sharded else all_rows
     # A captured step includes the crops if the images are on the device.
     crop_in_step = (
@@ -116,7 +117,7 @@ def train(
 
     def add_samples(batches: Iterable[tuple[Tensor, ...]], sampler: BatchSampler) -> Iterator[tuple[Tensor, ...]]:
         for *inputs, labels in batches:
-            yield *inputs, shard(sampler(len(labels), samples)), labels
+            yield *inputs, shard(sampler(len(labels), sample_generator)), labels
 
     def step(*batch: Tensor, number: int = 0) -> Tensor:
         *inputs, labels = batch

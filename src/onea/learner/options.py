@@ -16,7 +16,7 @@ from onea.options import Validated, parse_pairs
 from onea.schedules import task_epochs
 from onea.schema import BelowOne, Count, Fraction, NotNegative, Range
 
-_DEFAULT_CLASSES = 10.0  # of an average task, where the stream is not known in advance
+_DEFAULT_CLASSES = 10.0  # of an average task, if the stream is not known in advance
 _COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
 
 
@@ -136,6 +136,6 @@ class ClassifierOptions(Validated):
     def classifiers(self) -> dict[str, Classifier]:
         """The classifier, then those to compare, by name."""
         first = make_classifier(self.classifier, **parse_pairs(self.classifier_options, "classifier_options"))
-        words = filter(None, (word.strip() for word in self.compare_classifiers.split(",")))
-        others = [name for word in words for name in (_COMPACT if word == "all" else (word,))]
+        requested = filter(None, (name.strip() for name in self.compare_classifiers.split(",")))
+        others = [other for name in requested for other in (_COMPACT if name == "all" else (name,))]
         return {self.classifier: first} | {name: make_classifier(name) for name in others if name != self.classifier}

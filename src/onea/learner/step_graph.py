@@ -14,7 +14,7 @@ from torch import Tensor
 from onea.vit.compiled import without_cuda_graphs
 
 _Signature = tuple[tuple[torch.Size, torch.dtype], ...]
-_WARM_UP = 2  # steps: the first compiles and selects kernels, the second finds the state of the optimiser allocated
+_WARM_UP = 2  # steps: the first compiles and selects kernels; in the second, the optimiser's state is allocated already
 
 
 class _Captured(NamedTuple):
@@ -49,7 +49,7 @@ class StepGraph:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Run steps on a separate stream, which capturing requires; the outer stream waits for it in the end."""
+        """Run steps on a separate stream, as capturing requires; the outer stream waits for it at the end."""
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream), without_cuda_graphs():
@@ -80,7 +80,7 @@ class StepGraph:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = self._step(*static)
         except RuntimeError:
-            # The generator would stay in capture mode: replace it by one with the state before.
+            # The generator would stay in capture mode, so replace it by one with its earlier state.
             generator = torch.Generator(self._device)
             generator.set_state(rng_state)
             index = torch.cuda.current_device() if self._device.index is None else self._device.index

@@ -5,7 +5,7 @@ Given the state (the merged adapter ``A`` and statistics ``S`` of the classes) a
 
 1. **Train and merge**: train an adapter on the images that are not held out and merge it, ``A' = merge(A, train(X))``.
 2. **Compensate drift**: with features ``F = f(X; A)`` and ``F' = f(X; A')``, fit a linear map ``M`` with ``F M ~ F'``
-   and apply it to the statistics of earlier classes, whose images are gone: ``S' = apply(M, S)``.
+   and apply it to the statistics of earlier classes, whose images are not kept: ``S' = apply(M, S)``.
 3. **Check**: if accuracy on the held-out images drops significantly, reject the merge: ``A', S' = A, S``.
 4. **Add** the features ``f(X; A')`` to the statistics of their classes.
 
@@ -85,10 +85,10 @@ class NewImages:
             width]``. View 0 is the whole image, the others are random crops.
         held_out: mask of the images that are not trained on, ``bool [N]``.
         num_views: the number of views that are computed.
-        samples_per_image: how often each image counts in the statistics: once for each view, or all for a single view.
+        samples_per_image: how often each image counts in the statistics; with a single view, this view is repeated.
         counted: mask of the images that are added to the statistics, ``bool [N]``; None is all.
-        recompute: classes whose earlier images are all in this update again, and their mask, ``bool [N]``.
-            If the adapter changes, the statistics of these classes are computed again from these images.
+        recompute: classes whose earlier images are all in this update again, and the mask of these images, ``bool
+            [N]``. If the adapter changes, the statistics of these classes are computed from these images.
     """
 
     labels: Tensor
@@ -143,8 +143,8 @@ def learn_update(
     crops = (images.compute_features(view, state.adapter) for view in range(1, images.num_views))
     views = torch.stack([features, *crops]).expand(images.samples_per_image, -1, -1)
     if report["trained"] and images.recompute is not None:
-        classes, again = images.recompute
-        state = state.reset_classes(classes).add(views[:, again], images.labels[again])
+        classes, earlier = images.recompute
+        state = state.reset_classes(classes).add(views[:, earlier], images.labels[earlier])
     counted = slice(None) if images.counted is None else images.counted
     return UpdateResult(state.add(views[:, counted], images.labels[counted]), state, views, report)
 
@@ -157,9 +157,9 @@ def _adapt(
     classifier: Classifier,
     compensate_drift: bool,
 ) -> tuple[LearnerState, Tensor, dict[str, Any]]:
-    """Steps 1 to 3: the new state, or the old one if the merge was rejected; the features with it; and a report."""
+    """Steps 1 to 3: the new state, or the old one if the merge was rejected; its features; and a report."""
     check = bool(images.held_out.any())
-    # A forward pass of all images, which is not needed without drift compensation and check.
+    # A forward pass over all images, which only drift compensation and check need.
     before = images.compute_features(0, state.adapter) if check or compensate_drift else None
 
     adapter, report = train_and_merge(state.adapter)

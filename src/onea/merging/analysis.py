@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effect of a merge on each singular direction of its base: how far it moves, and how the basis turns.
+"""The effect of a merge on each singular direction of its base: how far it moves, and how the basis rotates.
 
-Pure functions on tensors; ``analyse`` summarises them as a few lines of text per matrix, small enough for a record.
+Pure functions on tensors; ``analyse`` summarises the results in a few short strings, small enough for a record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def update_norms(fusion: Fusion) -> Tensor:
 
 
 def basis_overlap(fusion: Fusion) -> Tensor:
-    """``|U_base^T U_merged|``, ``[matrices, directions, directions]``: which merged directions each base one became."""
+    """The absolute cosines of base and merged directions ``|U_base^T U_merged|``, ``[matrices, k, k]``."""
     after, _ = left_singular(fusion.merged)
     overlap: Tensor = (fusion.left.mT @ after).abs()
     return overlap
@@ -37,7 +37,7 @@ def basis_overlap(fusion: Fusion) -> Tensor:
 def share_in_subspace(fusion: Fusion) -> Tensor:
     """The share of the align side's squared norm in the column space of the base, ``[matrices]``.
 
-    Alignment drops the rest. It is 1 where the base spans the whole space, and alignment is then the weighted mean; a
+    Alignment drops the rest. If the base spans the whole space, the share is 1 and alignment gives the weighted mean. A
     random side has a share of directions / rows.
     """
     norm = fusion.align.flatten(1).norm(dim=1)
@@ -50,7 +50,7 @@ def share_in_subspace(fusion: Fusion) -> Tensor:
 def subspace_similarity(fusion: Fusion) -> Tensor:
     """Mean squared cosine of the principal angles between the column spaces of base and align, ``[matrices]``.
 
-    1 is the same subspace; two random ones have directions / rows.
+    It is 1 for equal subspaces, and directions / rows for two random ones.
     """
     align_left, _ = left_singular(fusion.align)
     smaller = torch.minimum(_rank(fusion.left), _rank(align_left)).clamp_min(1)
@@ -66,8 +66,8 @@ def _rank(left: Tensor) -> Tensor:
 def block_overlap(overlap: Tensor, blocks: int) -> Tensor:
     """An overlap summarised to at most ``blocks`` by ``blocks``: ``||U_I^T U_J||_F / sqrt(|I|)`` for blocks I and J.
 
-    The diagonal of an unchanged basis is 1 for any size of the blocks; a mean of absolute values would shrink towards
-    that of random directions.
+    The diagonal of an unchanged basis is 1 for blocks of any size; a mean of absolute values would shrink with the size
+    of the blocks, towards that of random directions.
 
     >>> block_overlap(torch.eye(4), 2)
     tensor([[1., 0.],
@@ -91,10 +91,10 @@ def block_means(values: Tensor, blocks: int) -> Tensor:
 
 
 def analyse(fusions: list[tuple[list[str], Fusion]]) -> dict[str, Any]:
-    """The analysis of every adapter matrix as JSON-able values, by kind (``down``, ``up``) and layer.
+    """The analysis of every adapter matrix as values for JSON, by kind (``down``, ``up``) and layer.
 
     Tensor names are ``blocks.LAYER.KIND.weight``; other tensors are left out. Series run along the base's singular
-    directions, strongest first, as numbers with blanks between them: lists would take twice the space in a record.
+    directions, strongest first, as numbers separated by spaces: lists would take twice the space in a record.
     ``inside`` (``share_in_subspace``), ``closeness`` (``subspace_similarity``) and ``opening`` (``effective_gate``) are
     means over the layers.
     """

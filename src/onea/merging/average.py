@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means of all tasks: one vote per task (also ACMap), per class or per sample, or all votes for the newest."""
+"""Means of all tasks, weighted by task (also ACMap), class or sample; or the newest task alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ACMapMean(BaseOperator):
 
 @dataclass(frozen=True)
 class WeightedMean(BaseOperator):
-    """``(N * accumulated + n * new) / (N + n)``: every class, or every sample, has one vote. Keeps no state.
+    """``(N * accumulated + n * new) / (N + n)``: every class, or every sample, has one vote. No state is kept.
 
     Attributes:
         by: what the weights count: ``classes`` or ``samples``.
@@ -90,7 +90,7 @@ class WeightedMean(BaseOperator):
 
 @dataclass(frozen=True)
 class Newest(BaseOperator):
-    """The new side, without a merge. Tasks start from the kept adapter: sequential training, MagMax's baseline."""
+    """The new side alone. Each task starts from the adapter of the last one: sequential training, MagMax's baseline."""
 
     title = "Newest"
     paper = "https://arxiv.org/abs/2407.06322"

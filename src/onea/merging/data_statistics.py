@@ -16,7 +16,7 @@ from onea.merging.operator import BaseOperator, MergeResult, Sizes, as_matrix, n
 from onea.schema import ZeroToOne
 from onea.tensors import Tensors, cast_like, to_float64
 
-_RCOND = 1e-10  # input directions with a smaller share of the energy did not occur
+_RCOND = 1e-10  # input directions with a smaller share of the energy count as absent
 
 
 @dataclass(frozen=True)

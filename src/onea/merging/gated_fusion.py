@@ -2,11 +2,11 @@
 """The mathematics of One-A's merge: fuse matrices in the subspace of a base, whose leading directions move least.
 
 Paper: "One Adapter for All" (arXiv 2603.10237), Eqs. 5-13. With base ``B``, align ``A``, thin SVD ``B = U S Vt``,
-gates ``g`` and align share ``w``, the whole chain of projection, fusion, gating and reconstruction collapses to
+gates ``g`` and align share ``w``, the sequence of projection, fusion, gating and reconstruction simplifies to
 
     merged = B + U diag(m g w) Ut (A - B),        m_i = 1[s_i > 1e-6 s_1]
 
-which needs no inverse and no V, and is what is computed here, in float64, for all matrices of one shape at once.
+which needs neither an inverse nor V. It is computed in float64 for all matrices of one shape at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gate(Validated):
     Attributes:
         gating: hold back the leading singular directions; off moves all directions equally.
         kappa: sharpness of the gate.
-        quantile: share of directions, from the smallest up, whose gate exceeds one half.
+        quantile: share of directions, those with the smallest singular values, whose gate exceeds one half.
         even_gates: use the same gate for all directions of a matrix, with an update of the same norm (for an ablation).
     """
 
@@ -42,7 +42,7 @@ class Gate(Validated):
 
     def compute_gates(self, spectrum: Tensor) -> Tensor:
         """The gate of each direction from the singular values."""
-        return gates(spectrum, self.kappa, self.quantile) if self.gating else torch.ones_like(spectrum)
+        return gate_values(spectrum, self.kappa, self.quantile) if self.gating else torch.ones_like(spectrum)
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def normalise_spectrum(spectrum: Tensor) -> Tensor:
     return spectrum / (spectrum[..., :1] + _DELTA)
 
 
-def gates(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
+def gate_values(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
     """The gate of each singular direction, small for the leading ones and larger for the last ones (Eq. 12).
 
-    >>> gates(torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64), kappa=0.0, quantile=0.3)
+    >>> gate_values(torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64), kappa=0.0, quantile=0.3)
     tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
     """
     relative = normalise_spectrum(spectrum)
@@ -87,19 +87,19 @@ def gates(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
 def left_singular(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Left singular vectors ``[n, out, k]`` and values ``[n, k]`` of float64 matrices ``[n, out, in]``.
 
-    Computed from the smaller Gram matrix, in a fraction of the time of a full decomposition. Vectors are zero where the
-    value is below 1e-6 of the largest one, because squaring has cost their precision; all callers mask them anyway.
+    Computed from the smaller Gram matrix, in a fraction of the time of a full decomposition. Vectors whose value is
+    below 1e-6 of the largest one are zero, because they lose their precision in the Gram matrix; no caller uses them.
     """
     wide = matrices.shape[1] <= matrices.shape[2]
     gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
-    small = eigh(gram)[1].flip(-1)
-    images = matrices.mT @ small if wide else matrices @ small
-    spectrum = images.norm(dim=1)  # more accurate than the roots of the eigenvalues
+    eigenvectors = eigh(gram)[1].flip(-1)
+    projected = matrices.mT @ eigenvectors if wide else matrices @ eigenvectors
+    spectrum = projected.norm(dim=1)  # more accurate than the roots of the eigenvalues
     kept = spectrum > _CUTOFF * spectrum[:, :1]
     if wide:
-        return small * kept[:, None, :], spectrum
-    left = images / spectrum.where(kept, torch.ones_like(spectrum))[:, None, :] * kept[:, None, :]
-    # One Newton-Schulz step restores the orthogonality that division by small values has cost.
+        return eigenvectors * kept[:, None, :], spectrum
+    left = projected / spectrum.where(kept, torch.ones_like(spectrum))[:, None, :] * kept[:, None, :]
+    # One Newton-Schulz step restores the orthogonality, which is lost in the division by small values.
     return left @ (1.5 * torch.eye(left.shape[2]).to(left) - 0.5 * left.mT @ left), spectrum
 
 
@@ -113,8 +113,8 @@ def fuse(
 ) -> Fusion:
     """Merge ``align`` into ``base``, each ``[matrices, out, in]`` float64.
 
-    Without ``alignment`` this is the weighted mean, which is also the result of symmetric (KnOTS) alignment with any
-    linear rule. If a base matrix is zero, the result is the align matrix.
+    Without ``alignment``, the result is the weighted mean, as is that of symmetric (KnOTS) alignment with any linear
+    rule. If a base matrix is zero, the result is the align matrix.
 
     >>> base, align = torch.eye(2, dtype=torch.float64)[None], torch.zeros(1, 2, 2, dtype=torch.float64)
     >>> fuse(base, align, 0.25, Gate(gating=False)).merged[0].diagonal()

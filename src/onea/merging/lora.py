@@ -55,7 +55,7 @@ class Lora:
 
 def read_lora(folder: Path, tensors: Tensors) -> Lora:
     """The adapter from the configuration in a folder and its weights; refuses all but low-rank linear updates."""
-    config = _checked_config(folder)
+    config = _read_config(folder)
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", name)
@@ -89,9 +89,9 @@ def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str,
     All modules get the same rank, by default the largest rank of an update; smaller factors are padded with zeros.
     Alpha equals the rank, so that the scale is 1.
     """
-    longest = max(max(delta.shape) for delta in deltas.values())
-    if rank is not None and rank > longest:
-        raise OneaError(f"rank is {rank:,}, and no module has a side longer than {longest:,}; choose at most that.")
+    max_rank = max(max(delta.shape) for delta in deltas.values())
+    if rank is not None and rank > max_rank:
+        raise OneaError(f"rank is {rank:,}, but no module is wider than {max_rank:,}; choose {max_rank:,} or less.")
     decompositions = {module: svd(delta) for module, delta in deltas.items()}
     if rank is None:
         rank = max(1, *(int((spectrum > _CUTOFF * spectrum[0]).sum()) for _, spectrum, _ in decompositions.values()))
@@ -120,7 +120,7 @@ def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str,
     return files, {"rank": rank, "truncation_error": truncation}
 
 
-def _checked_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = read_json(folder / CONFIG)
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None

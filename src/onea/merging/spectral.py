@@ -28,8 +28,8 @@ class KnOTS(BaseOperator):
     """Rotate both sides into a shared basis of their outputs and merge there, by default to the mean.
 
     Paper: "Model merging with SVD to tie the Knots". With a linear rule the basis cancels, so the result is the plain
-    mean; only a rule for single entries, such as TIES, gains from it. A bias is folded into its weight as one more
-    column; a vector without a weight is a matrix of one row.
+    mean; only a rule for single entries, such as TIES, profits from it. A bias is appended to its weight as a column; a
+    vector without a weight is treated as a matrix of one row.
 
     Attributes:
         rule: how codes are merged: ``mean`` or ``ties``.
@@ -109,7 +109,7 @@ def _fold_biases(tensors: Tensors) -> Tensors:
 
 
 def _unfold_biases(matrices: Tensors, original: Tensors) -> Tensors:
-    """The inverse of folding, with the shapes, types and order of the original."""
+    """The inverse of ``_fold_biases``, with the shapes, types and order of the original."""
     weights = {_bias_owner(name, original) for name in original}
     tensors = {}
     for name, tensor in original.items():
@@ -126,7 +126,7 @@ class TSV(BaseOperator):
     """Concatenate each side's leading singular vectors after making them orthogonal; vectors are averaged.
 
     Paper: "Task Singular Vectors: Reducing Task Interference in Model Merging". In this continual form the components
-    are divided by class counts; halves would halve the rank of old tasks at every merge.
+    are divided in proportion to the class counts; equal parts would halve the rank of old tasks at every merge.
 
     Attributes:
         components: number of components kept from both sides together; 0 keeps as many as a matrix has.
@@ -223,7 +223,7 @@ class IsoC(BaseOperator):
 
 @dataclass(frozen=True)
 class OPCM(BaseOperator):
-    """Add what is orthogonal to the leading directions of the accumulated matrix, and keep the mean norm of a task.
+    """Add the part that is orthogonal to the accumulated matrix's leading directions, and keep a task's mean norm.
 
     Paper: "Merging Models on the Fly Without Retraining: A Sequential Approach to Scalable Continual Model Merging".
     Vectors are added without projection. All tensors are then scaled to the mean norm of the tasks.
@@ -231,7 +231,7 @@ class OPCM(BaseOperator):
     Keeps the ``factor`` by which the sum was divided, and the mean ``norm`` of a task.
 
     Attributes:
-        alpha: the leading directions are those before which the singular values sum to at most this share.
+        alpha: the leading directions are the first ones whose singular values sum to at most this share of the total.
         keep_diagonal: reproduce the official code, whose zeroing of the diagonal has no effect.
     """
 
@@ -260,7 +260,7 @@ class OPCM(BaseOperator):
     def project(self, accumulated: Tensor, new: Tensor) -> Tensor:
         """``new`` without its part in the leading directions of ``accumulated`` and on the diagonal of its bases.
 
-        That part is subtracted, for which the thin decomposition suffices.
+        This part is subtracted from ``new``, so a thin decomposition suffices.
         """
         left, spectrum, right = svd(accumulated)
         rank = int((spectrum > _OPCM_CUTOFF * spectrum[0]).sum())

@@ -33,9 +33,9 @@ class TaskArithmetic(BaseOperator):
     scale: float = 0.3
 
     def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
-        old = 1.0 if "count" in state else self.scale  # the first task is not scaled yet
+        old_scale = 1.0 if "count" in state else self.scale  # the first task is not scaled yet
         merged = {
-            name: cast_like(old * to_float64(left) + self.scale * to_float64(new[name]), left)
+            name: cast_like(old_scale * to_float64(left) + self.scale * to_float64(new[name]), left)
             for name, left in accumulated.items()
         }
         return MergeResult(merged, {"count": torch.tensor(num_merged(state) + 1)})
@@ -101,7 +101,7 @@ class TIES(BaseOperator):
 
 
 def count_votes(weights: Votes, sizes: Sizes, count: int) -> tuple[float, float]:
-    """The votes of the accumulated side, which holds ``count`` tasks, and of the new one."""
+    """The votes of the accumulated side, with ``count`` tasks, and of the new side."""
     return (sizes.accumulated_classes, sizes.new_classes) if weights == "classes" else (count, 1)
 
 
@@ -120,7 +120,7 @@ def trim(tensors: Tensors, density: float) -> Tensors:
 
 
 def elect(left: Tensor, right: Tensor, left_votes: float = 1, right_votes: float = 1) -> Tensor:
-    """The mean of the entries with the sign of the sum; zeros have no vote, and a zero sum has the sign of the left.
+    """The mean of the entries with the sign of the sum; zeros have no vote. A sum of zero takes the sign of ``left``.
 
     >>> elect(torch.tensor([1.0, 3.0, -1.0, 2.0, 0.0]), torch.tensor([3.0, -1.0, 2.0, -2.0, 5.0]))
     tensor([2., 3., 2., 2., 5.])
@@ -134,10 +134,10 @@ def elect(left: Tensor, right: Tensor, left_votes: float = 1, right_votes: float
 
 @dataclass(frozen=True)
 class MagMax(BaseOperator):
-    """The entry of larger magnitude; the newer one of two equal entries.
+    """The entry of larger magnitude; of two equal ones, the newer.
 
-    Paper: "MagMax: Leveraging Model Merging for Seamless Continual Learning". Each task starts from the one before, so
-    changes are measured from the start of the first task.
+    Paper: "MagMax: Leveraging Model Merging for Seamless Continual Learning". Each task starts from the weights of the
+    previous one, so changes are relative to the initial weights of the first task.
 
     Attributes:
         scale: factor on the result; the accumulated side is divided by it before the next merge.

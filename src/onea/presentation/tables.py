@@ -31,9 +31,9 @@ class Value:
         mean: the mean over finished seeds; None without any.
         std: sample standard deviation; None for fewer than two seeds.
         seeds: number of finished seeds.
-        wanted: number of seeds of the experiment; missing ones are shown.
-        reported: the paper's number as printed there, such as ``88.23 ± 0.48``, if any.
-        competes: whether it may be marked as the best of its column once it is complete.
+        wanted: number of seeds of the experiment; if some are missing, the cell says how many.
+        reported: the number in the paper, as printed, such as ``88.23 ± 0.48``; None if there is none.
+        competes: whether it may be marked as the best of its column when it is complete.
     """
 
     mean: float | None = None

@@ -18,7 +18,7 @@ _requires_grad, _version = attrgetter("requires_grad"), attrgetter("_version")  
 
 
 class Adapter(nn.Module):
-    """``scale * up(dropout(relu(down(u))))``: exactly zero at first, because ``up`` is initialised to zero."""
+    """``scale * up(dropout(relu(down(u))))``: initially zero, because ``up`` is initialised with zeros."""
 
     def __init__(self, width: int, rank: int, scale: float, dropout: float, generator: torch.Generator):
         super().__init__()
@@ -46,11 +46,10 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module, BlockHooks):
-    """An adapter for each block of a ViT, or for each of the last blocks; these are trained and merged by One-A.
+    """An adapter for each block of a ViT, or for each of the last blocks; One-A trains and merges these.
 
-    Tensors are named by the block of the network, such as ``blocks.8.up.weight``.
-
-    Depth and width are those of the network, ``rank`` is the width of the bottlenecks.
+    Tensors are named after the block of the network, such as ``blocks.8.up.weight``. ``depth`` and ``width`` are those
+    of the network, ``rank`` is the width of the bottlenecks.
     """
 
     whole_sequence = False
@@ -109,8 +108,8 @@ class Adapters(nn.Module, BlockHooks):
 
     def from_block(self, block: int) -> Adapters:
         """The adapters from a block on; they share their weights with these."""
-        same = {"scale": self.scale, "dropout": self.dropout}
-        adapters = Adapters(block, self.shape[1], self.rank, generator=torch.Generator(), first_block=block, **same)
+        options = {"scale": self.scale, "dropout": self.dropout}
+        adapters = Adapters(block, self.shape[1], self.rank, generator=torch.Generator(), first_block=block, **options)
         adapters.blocks.extend(self.blocks[block:])
         return adapters
 
@@ -119,9 +118,9 @@ class Adapters(nn.Module, BlockHooks):
         return Adapters.from_tensors({name: value.clone() for name, value in self.state_dict().items()}, self.scale)
 
     def flat(self, dtype: torch.dtype) -> Tensor:
-        """All weights as one vector for ``FlatAdapters``; for frozen adapters in ``dtype`` and cached.
+        """All weights as one vector for ``FlatAdapters``; for frozen adapters, in ``dtype`` and cached.
 
-        The matrices come first, so that they stay aligned. The cache does not notice writes through ``.data``.
+        The matrices come first, so that they stay aligned. Writes through ``.data`` do not invalidate the cache.
         """
         if any(map(_requires_grad, self._parts)):  # an optimiser may change them
             self._flat = None
@@ -174,18 +173,18 @@ class Adapters(nn.Module, BlockHooks):
 
 
 class FlatAdapters(BlockHooks):
-    """Adapters whose weights are one tensor, an argument of a compiled network.
+    """Adapters whose weights are one vector, which is an argument of a compiled network.
 
-    One argument instead of four per block: in a small network, passing an argument takes longer than using it. The
-    length of the vector determines the number of blocks, counted from the last, that have an adapter.
+    It replaces four arguments per block: in a small network, passing an argument takes longer than using it. The length
+    of the vector determines the number of blocks, counted from the last, that have an adapter.
     """
 
     whole_sequence = False
 
     def __init__(self, flat: Tensor, depth: int, width: int, rank: int, scale: float, dropout: float):
         count = flat.numel() // (2 * width * rank + rank + width)
-        matrix = count * width * rank
-        down, up, down_bias, up_bias = flat.split([matrix, matrix, count * rank, count * width])
+        matrix_numel = count * width * rank
+        down, up, down_bias, up_bias = flat.split([matrix_numel, matrix_numel, count * rank, count * width])
         parts = (
             down.view(-1, rank, width),
             down_bias.view(-1, rank),

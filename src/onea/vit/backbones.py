@@ -42,7 +42,7 @@ def load_backbone(
         name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, alias ``fast`` (both bundled, no download);
             or the path of a ``.safetensors`` file with timm's parameter names, in floats or int8; or the full
             ``architecture.tag`` name of a timm model, for example ``vit_base_patch16_224.augreg_in21k``. If neither the
-            metadata of a file nor a ``config.json`` beside it contain the architecture, give
+            metadata of a file nor a ``config.json`` beside it contains the architecture, give
             ``ARCHITECTURE.TAG:FILE``, or ``plain:FILE`` for a ViT with heads 64 wide, GELU and ImageNet statistics.
         image_size: side of the images in pixels, if not that of the weights; positions are resampled.
         config: JSON in the format of timm's ``config.json`` that replaces the configuration of a file.
@@ -74,7 +74,7 @@ def save_backbone(vit: FrozenViT, path: Path) -> None:
 
 
 def no_hooks_reason(name: str) -> str:
-    """Why a timm network does not support hooks, without a download; empty if it does, and for files."""
+    """Why a timm network does not support hooks, without a download; empty if it does support them, and for files."""
     name = full_name(name)
     if name in BUNDLED or split_file_name(name):
         return ""  # checked when they are loaded, without a download
@@ -102,7 +102,7 @@ def weights_file_stamp(name: str) -> str:
 
 
 def remember_file(digest: str, path: Path) -> None:
-    """Store in the cache where the weights with this digest are; models contain no paths."""
+    """Store the path of the weights with this digest in the cache, because models contain no paths."""
     entry, content = _cache_entry(digest), {"file": str(path.resolve())}
     with suppress(OneaError):  # works without a writable cache
         if not entry.is_file() or read_json(entry) != content:
@@ -122,7 +122,7 @@ def _cache_entry(name: str) -> Path:
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of names, shapes and values as stored, independent of the file layout; of int8 weights as integers."""
+    """sha256 of names, shapes and stored values, independent of the file layout; int8 weights are not dequantised."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -176,5 +176,5 @@ def _check_unchanged(name: str, digest: str) -> None:
         before = str(known.get("sha256")) if isinstance(known, dict) else "unreadable"
         raise OneaError(
             f"The weights of '{name}' (sha256 {short_digest(digest)}) differ from those when they were first used here "
-            f"({short_digest(before)}); fetch them again, or delete {entry} if they were changed on purpose."
+            f"({short_digest(before)}); download them again, or delete {entry} if they were changed on purpose."
         )

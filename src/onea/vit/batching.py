@@ -10,11 +10,11 @@ EVALUATION_BATCH = 256
 
 
 def padded_size(count: int) -> int:
-    """The batch size to which ``count`` rows are padded, one of few.
+    """The batch size to which ``count`` rows are padded, so that only a few different sizes occur.
 
-    oneDNN keeps code and scratch memory for every batch size, some 10 MB each in bf16, and the size of the last batch
-    would change with every task. Few rows are padded to a multiple of 4, because padding costs as much as images; many
-    to a multiple of 16.
+    oneDNN keeps code and scratch memory for every batch size, about 10 MB each in bf16, and the size of the last batch
+    differs from task to task. Small batches are padded to a multiple of 4, because padding costs as much as images;
+    large ones to a multiple of 16.
 
     >>> [padded_size(count) for count in (1, 20, 33, 65, 256)]
     [4, 20, 40, 80, 256]
@@ -24,7 +24,7 @@ def padded_size(count: int) -> int:
 
 
 def pad_rows(rows: Tensor) -> Tensor:
-    """Rows padded with copies of the last one; the caller cuts the results to the original length."""
+    """Rows padded with copies of the last one to ``padded_size``; the caller drops the results of the copies."""
     return torch.cat([rows, rows[-1:].expand(padded_size(len(rows)) - len(rows))])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of timm's vision transformers, run with hooks: which classes fit, their parts, and their attention."""
+"""The blocks of timm's vision transformers with hooks: the supported classes, their steps, and their attention."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def attention(
 ) -> Tensor:
     """Self-attention for the first ``queries`` tokens."""
     width = attn.num_heads * attn.head_dim
-    if queries == h.shape[1]:  # one projection: with one image, each kernel launch counts
+    if queries == h.shape[1]:  # one projection, because kernel launches take most of the time for a single image
         qkv = attn.qkv(h) if update is None else attn.qkv(h) + update
         plain = prefix is None and isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity)
         if plain and is_supported(qkv, attn.num_heads):
@@ -89,8 +89,8 @@ def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     faster with many.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        trains = q.requires_grad or k.requires_grad or v.requires_grad
-        if trains or q.shape[:-1].numel() > _MAX_FUSED_QUERIES:
+        is_training = q.requires_grad or k.requires_grad or v.requires_grad
+        if is_training or q.shape[:-1].numel() > _MAX_FUSED_QUERIES:
             return torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v)
 
@@ -109,7 +109,7 @@ def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: i
 
 
 def _project_separately(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: int) -> tuple[Tensor, ...]:
-    """As ``_project``, for separate query, key and value layers, or separate biases."""
+    """Like ``_project``, for separate query, key and value layers, or separate biases."""
     if attn.qkv is not None:
         parts = _project(attn, h, update, queries, width)
     else:

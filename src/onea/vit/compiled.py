@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen ViT, compiled once for all tasks: adapters are arguments of the compiled functions."""
+"""A frozen ViT, compiled once for all tasks, because adapters are arguments of the compiled functions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def can_compile(device: torch.device) -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
-# Quantising a row needs its maximum first. By default, a row of more than 1,024 is read and computed twice; with this
-# option, a kernel that keeps the row in registers is benchmarked as well.
+# Quantising a row requires its maximum. By default, a row of more than 1,024 values is read and computed twice; with
+# this option, a kernel that keeps the row in registers is benchmarked as well.
 _FP8_OPTIONS = {"triton.multi_kernel": 1}
 _CUDA_GRAPHS = {"triton.cudagraphs": True}  # as in the mode "reduce-overhead"
 
@@ -42,7 +42,7 @@ _direct: ContextVar[bool] = ContextVar("direct", default=False)
 
 @contextlib.contextmanager
 def without_cuda_graphs() -> Iterator[None]:
-    """Run compiled functions without CUDA graphs, so that a whole training step can be captured instead."""
+    """Run compiled functions without CUDA graphs, so that a whole training step can be captured as one graph."""
     token = _direct.set(True)
     try:
         yield
@@ -90,13 +90,13 @@ class CompiledViT:
         )
 
     def accepts(self, batch: Tensor, hooks: BlockHooks) -> bool:
-        """Whether a forward pass is compiled, also one that ends or starts at a block."""
+        """Whether forward passes with these hooks are compiled, including those that end or start at a block."""
         return _is_argument(hooks) and len(batch) <= self.sizes[-1]
 
     def accepts_images(self, images: Tensor, hooks: BlockHooks) -> bool:
-        """Whether a forward pass from images to features is compiled; with hooks other than adapters for full batches.
+        """Whether a forward pass from images to features is compiled; with other hooks than adapters, for full batches.
 
-        The state that such hooks have per image is not padded.
+        Such hooks may have a state for each image, which is not padded.
         """
         return self.accepts(images, hooks) or (hooks.compilable and len(images) in self.sizes)
 
@@ -162,7 +162,7 @@ def _compile(
 def _copy_function(function: Any) -> FunctionType:
     """A copy with another code object, because PyTorch caches at most eight compiled versions per code object.
 
-    Otherwise several networks in one process would share these eight.
+    Otherwise, all networks in a process would share the same eight versions.
     """
     code = function.__code__.replace()
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)

@@ -2,15 +2,15 @@
 """Frozen linear layers in FP8, forward and backward; nothing else of a network changes.
 
 An FP8 product is about twice as fast on hardware that supports it. Every row of weights has its own scale, which maps
-its largest value to the largest FP8 number. So has every row of tokens, unless the weights before a layer bound each
-channel of its inputs: then the channel bounds are the scales, folded into the weights, and no row maximum is computed.
-The backward pass multiplies FP8 gradients by a second copy of the weights, which is scaled by its columns. Gradients
+its largest value to the largest FP8 number. Every row of tokens has one as well, unless the weights before a layer
+bound each channel of its inputs: then the channel bounds are the scales, folded into the weights, and no row maximum is
+computed. The backward pass multiplies FP8 gradients by a second copy of the weights, scaled by columns. Gradients
 inside an MLP, the widest rows, are bounded by the norms of the rows that enter the MLP's backward pass.
 
-A layer norm gives tokens of a known length, so each channel behind its gain, and behind the next linear layer, has a
-bound. No hook comes between a norm and these layers. The output of attention has no bound: prefixes and updates of the
-values change it. A token's length seldom lies in one direction: values are mostly smaller than their bound by the root
-of the width, 28 for ViT-B. A floating-point format has the same precision there."""
+The output of a layer norm has a known length, so each channel after its gain, and after the next linear layer, is
+bounded. No hook comes between a norm and these layers. The output of attention is not bounded, because prefixes and
+updates of the values change it. Most values are far smaller than their bound, typically by the root of the width (28
+for ViT-B), because a token rarely points along one channel. This costs no precision in a floating-point format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = torch.float8_e4m3fn  # three bits of mantissa; with a scale per row, it
 _LARGEST = torch.finfo(FORMAT).max
 _MIN_MAXIMUM = 1e-30  # for a row of zeros: the reciprocal of its scale must be finite
 _MIN_NORM = 1e-15  # for a row of zeros, whose norm is a divisor
-_MULTIPLE = 16  # both sides of a matrix must be multiples for the hardware
+_MULTIPLE = 16  # the hardware requires both sides of a matrix to be multiples of this
 
 
 def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,8 +92,8 @@ class Fp8Linear(nn.Linear):
     The original weights are kept for methods that replace weights, which set ``disabled``.
 
     Args:
-        layer: with the weights.
-        limits: the largest absolute value of each input channel, ``[in_features]``; None for a scale per row.
+        layer: the layer to replace.
+        limits: the largest absolute value of each input channel, ``[in_features]``; None for one scale per row.
 
     Attributes:
         disabled: whether to compute with the original weights.
@@ -173,7 +173,7 @@ class _MlpFunction(torch.autograd.Function):
 
 
 class Fp8Mlp(nn.Module):
-    """Replaces an MLP of two ``Fp8Linear`` whose inputs have limits, with a GELU between them."""
+    """Replaces an MLP of two ``Fp8Linear`` layers with limits, and a GELU between them."""
 
     hidden_factors: Tensor
     transposed_fp8: Tensor
@@ -208,10 +208,10 @@ class Fp8Mlp(nn.Module):
 
     @staticmethod
     def can_replace(mlp: Any) -> bool:
-        """Whether it can replace this module."""
+        """Whether an ``Fp8Mlp`` can replace this module."""
         layers = [getattr(mlp, name, None) for name in ("fc1", "fc2")]
-        limited = all(isinstance(layer, Fp8Linear) and layer.input_factors is not None for layer in layers)
-        return limited and type(mlp.act) is nn.GELU
+        have_limits = all(isinstance(layer, Fp8Linear) and layer.input_factors is not None for layer in layers)
+        return have_limits and type(mlp.act) is nn.GELU
 
 
 def to_fp8(blocks: nn.Module) -> None:
@@ -238,7 +238,7 @@ def from_fp8(module: nn.Module) -> None:
 
 
 def _linear_layers(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """All linear layers with their parent modules and their names in these."""
+    """All linear layers, with their parent modules and their names in them."""
     return [
         (parent, name, layer)
         for parent in module.modules()
@@ -247,10 +247,10 @@ def _linear_layers(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
     ]
 
 
-# Both factors of an FP8 product have relative errors of 1/16 at most, and its result in bfloat16 of 1/256: 1.134 in
-# all. The rest is for factors below the smallest normal number.
+# Both factors of an FP8 product have relative errors of at most 1/16, and its bfloat16 result of 1/256: a factor of
+# 1.134 together. The rest is a margin for factors below the smallest normal number.
 _ROUNDING = 1.25
-_MAX_GELU_SLOPE = 1.13  # at the root of 2, rounded up; that of the tanh approximation is no larger
+_MAX_GELU_SLOPE = 1.13  # at the root of 2, rounded up; the tanh approximation is not steeper
 
 
 def norm_bounds(norm: nn.LayerNorm) -> Tensor:
@@ -264,9 +264,9 @@ def norm_bounds(norm: nn.LayerNorm) -> Tensor:
 
 
 def hidden_bounds(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
-    """Bounds of the output of a linear layer, in FP8 or not, after a norm, and of a contracting activation of it.
+    """Bounds of the output of a linear layer after a norm, in FP8 or not, also after a contracting activation.
 
-    Each channel is the product of a row of weights with a token of length ``sqrt(d)``, plus a constant.
+    Each channel is the product of a row of weights and a token of length ``sqrt(d)``, plus a constant.
     """
     weight = layer.weight.detach().float()
     gain, shift = (part.to(weight.device) for part in _affine(norm))
@@ -291,7 +291,7 @@ def input_bounds(block: Any) -> dict[nn.Module, Tensor]:
     """Bounds of each input channel, for the linear layers of a block whose inputs are bounded.
 
     Empty for blocks without layer norms before attention and MLP. An MLP with gates multiplies two hidden layers, and
-    one with its own norm changes the hidden one: then only the outputs of the block's norms are bounded.
+    an MLP with a norm changes its hidden layer: then only the inputs of the first layers are bounded.
     """
     from timm.layers import GELU, GELUTanh, Mlp, QuickGELU
     from timm.models.eva import EvaBlock

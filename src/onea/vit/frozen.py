@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen timm network: a transformer with hooks, or any other network as a feature extractor."""
+"""Frozen timm networks: transformers with hooks, and other networks as feature extractors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FrozenViT(nn.Module):
         digest: sha256 of the weights as loaded.
         size: side of the input image in pixels.
         tokens: number of tokens, without those of hooks.
-        mean: pixel mean for normalisation.
-        std: pixel standard deviation for normalisation.
-        shares_keys: whether several heads share keys and values, so that projections differ in width.
-        rotary: whether blocks use rotary positions, so that they need all patches in order.
+        mean: mean of the pixels, for normalisation.
+        std: standard deviation of the pixels, for normalisation.
+        shares_keys: whether several heads share keys and values, which makes the projections differ in width.
+        rotary: whether blocks use rotary positions, and therefore need all patches in order.
         matrix_dtype: the dtype in which the frozen matrices are stored.
         fp8: whether products with them are in FP8.
     """
@@ -84,14 +84,14 @@ class FrozenViT(nn.Module):
         return self
 
     def train(self, mode: bool = True) -> FrozenViT:
-        """Stay in evaluation mode, also when the parent module is switched to training."""
+        """Stay in evaluation mode, even if the parent module is switched to training."""
         return super().train(False)
 
     def cast_matrices(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
         """Cast the frozen matrices once to the dtype that autocast would cast them to in every forward pass.
 
-        With ``fp8``, products in the blocks are in FP8; except in a last block of which only the class token is used,
-        where FP8 gains no time and its rounding affects the feature directly.
+        With ``fp8``, products in the blocks are in FP8, except in the last block if only its class token is used: there
+        FP8 saves no time, and its rounding would affect the feature directly.
         """
         from_fp8(self.vit)
         if fp8:  # from the original weights, before they are rounded
@@ -116,9 +116,9 @@ class FrozenViT(nn.Module):
             OneaError: there are fewer blocks.
         """
         if depth and self.no_hooks_reason:
-            raise OneaError(f"depth is {depth}, and '{self.name}' has no sequence of blocks; leave it out.")
+            raise OneaError(f"depth is {depth}, but '{self.name}' has no sequence of blocks; leave it out.")
         if not 0 <= depth <= self.depth:
-            raise OneaError(f"depth is {depth}, and '{self.name}' has {self.depth} blocks; give 1 to {self.depth}.")
+            raise OneaError(f"depth is {depth}, but '{self.name}' has {self.depth} blocks; give 1 to {self.depth}.")
         if depth:
             self.vit.blocks = self.vit.blocks[:depth]
             self.depth = depth
@@ -205,7 +205,7 @@ class FrozenViT(nn.Module):
     def forward_blocks(
         self, x: Tensor, hooks: BlockHooks = NO_HOOKS, start: int = 0, stop: int | None = None
     ) -> Tensor:
-        """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are pooled."""
+        """Tokens after blocks ``start`` to ``stop``, exclusive; after the last block only those that are pooled."""
         hooks, rotary = hooks.for_inference(self.matrix_dtype), rotary_embeddings(self.vit, hooks.extra_tokens)
         for index in range(start, self.depth if stop is None else stop):
             x = self._block(index, self._cast_stream(x, index), hooks, rotary[index] if rotary else None)
@@ -214,7 +214,7 @@ class FrozenViT(nn.Module):
     def _cast_stream(self, x: Tensor, index: int) -> Tensor:
         """Cast the residual stream: to bfloat16 in training and with FP8, on a GPU.
 
-        Additions are bound by memory, and matrix products round far more. On a CPU the conversions take as much time as
+        Additions are memory-bound, and matrix products round far more. On a CPU, the conversions take as much time as
         they save. The class token of the last block stays in float32.
         """
         kind = x.device.type
@@ -235,15 +235,15 @@ class FrozenViT(nn.Module):
         block, ops = self.vit.blocks[index], self._ops
         x = hooks.before_block(index, x)
         h = ops.pre_attention(block, x)
-        # The other tokens of the last block are not pooled: they serve as keys and values only.
-        shortcut = self._num_pooled and index == self.depth - 1 and not hooks.whole_sequence
-        queries = self._num_pooled if shortcut else x.shape[1]
+        # The other tokens of the last block are not pooled, and are needed only as keys and values.
+        pooled_only = self._num_pooled and index == self.depth - 1 and not hooks.whole_sequence
+        queries = self._num_pooled if pooled_only else x.shape[1]
         mixed = ops.attention(block.attn, h, hooks.qkv_update(index, h), hooks.prefix(index), queries, rotation)
         u = (x[:, :queries] + ops.post_attention(block, mixed)).to(x.dtype)  # layer scale is in float32
         x = u + ops.mlp(block, u)
         update = hooks.mlp_update(index, u)
         if update is not None:
-            x = x + update  # after layer scale, which does not apply to it
+            x = x + update  # layer scale does not apply to the update
         return hooks.after_block(index, x)
 
 
@@ -262,7 +262,7 @@ def _is_plain_patch_embed(embed: Any) -> bool:
 
 
 def _embed_patches(embed: Any, images: Tensor) -> Tensor:
-    """timm's patch embedding as one matrix product: the convolution takes 8 % of a forward pass on an H200 in bf16."""
+    """timm's patch embedding as one matrix product: its convolution takes 8 % of a forward pass on an H200 in bf16."""
     (rows, columns), (height, width) = embed.grid_size, embed.patch_size
     side = tuple(images.shape[2:])
     if side != embed.img_size or side != (rows * height, columns * width):

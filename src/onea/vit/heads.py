@@ -47,7 +47,7 @@ class CosineHead(nn.Module):
 
 
 class GrowingHead(nn.Module):
-    """A linear classifier over all classes seen; every task adds rows.
+    """A linear classifier over all classes seen, to which every task adds rows.
 
     ``start`` is the initialisation of new rows: ``truncated`` (truncated normal with standard deviation 0.02, zero
     bias) or ``uniform`` (both within 1 / sqrt(width), as in ``nn.Linear``).
@@ -121,6 +121,6 @@ def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     exact = to_float64(features)
     local = (labels - classes.start).to(exact.device)
     sums = exact.new_zeros(len(classes), exact.shape[1])
-    for rows, labels_of_rows in zip(exact.split(_CHUNK), local.split(_CHUNK), strict=True):
-        sums += F.one_hot(labels_of_rows, len(classes)).double().T @ rows
+    for chunk, chunk_labels in zip(exact.split(_CHUNK), local.split(_CHUNK), strict=True):
+        sums += F.one_hot(chunk_labels, len(classes)).double().T @ chunk
     return sums

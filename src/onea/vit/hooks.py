@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks into a frozen ViT, for small modules that are trained with it."""
+"""Hooks into the forward pass of a frozen ViT, for small modules that are trained."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class BlockHooks:
-    """The points of a forward pass at which a module can change it; blocks count from 0.
+    """The points of a forward pass at which a module can change it; blocks are counted from 0.
 
-    These do nothing. A module overrides the ones it needs.
+    By default, hooks do nothing. A module overrides those that it needs.
 
     With ``x`` the tokens ``[B, N, width]`` that enter a block, a block computes::
 
@@ -34,8 +34,8 @@ class BlockHooks:
 
     Attributes:
         first_block: the first block that it changes; inputs of this block depend on the frozen network only.
-        whole_sequence: whether it needs every token in the last block. Otherwise a network that uses only its class
-            token skips the others there: ``u`` then has one token, ``h`` still has all.
+        whole_sequence: whether it needs every token in the last block. Otherwise, a network that uses only its class
+            token skips the other tokens there: ``u`` then has one token, while ``h`` has all.
         extra_tokens: number of tokens that it inserts between the prefix tokens and the patches, for rotary positions;
             tokens after the patches do not count.
         compilable: whether forward passes with it may be compiled: it only computes with tensors, in the same way every

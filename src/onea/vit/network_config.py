@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a network, which its tensors do not contain; and the networks that are bundled in onea.
 
-A configuration is stored as timm's ``config.json``: ``architecture``, ``model_args`` and ``pretrained_cfg``. It holds
-the number of heads, activation, pooling, preprocessing and licence. This module does not import torch."""
+A configuration is stored as timm's ``config.json``: ``architecture``, ``model_args`` and ``pretrained_cfg``. It has the
+number of heads, activation, pooling, preprocessing and licence. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from onea.errors import OneaError
 
 DEFAULT = "vit_small_patch14_112"
-"""The backbone of models: 12 blocks, 65 tokens per image."""
+"""The default backbone of models: 12 blocks, 65 tokens per image."""
 FAST = "vit_small_d6_patch14_84"
-"""The backbone of the demo, research runs and benchmarks, alias ``fast``: 6 blocks, 37 tokens, a fourth of the cost."""
+"""The backbone of demo, research runs and benchmarks, alias ``fast``: 6 blocks, 37 tokens, a quarter of the cost."""
 BUNDLED = {
     DEFAULT: "758cec6a96afb9837534087ea8d9d70098af7172cc8b6b835cdf21f105427e11",
     FAST: "d7893e186c460833dc2199ff9521e7e56f8b231c0b424b25fbacf5ce356a033e",
@@ -35,7 +35,7 @@ def full_name(backbone: str) -> str:
 
 
 def depth_for_models(backbone: str) -> int:
-    """The number of blocks that models use of a network; 0 is all.
+    """The number of blocks of a network that models use; 0 is all.
 
     The last block of the smaller bundled network was trained to classify 200 classes. Other classes are classified
     less accurately with it than with the block before, by six points even after training (research/README.md).
@@ -56,8 +56,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 PLAIN = "plain"
 """The architecture of a ViT that is inferred from its tensors: heads 64 wide and GELU, unless in ``model_args``."""
-LARGEST_INPUT = 4096  # pixels; positions of more would take gigabytes before another error is found
-# Parameters of timm's create_model that are no arguments of a network; some of them read other files.
+MAX_IMAGE_SIZE = 4096  # pixels; position embeddings of larger images would take gigabytes before another error occurs
+# Parameters of timm's create_model that are not arguments of a network; some of them read other files.
 _IGNORED_ARGS = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
     *("scriptable", "exportable", "no_jit", "features_only", "out_indices", "device", "dtype", "num_classes"),
@@ -66,9 +66,9 @@ _TRANSFORMERS = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva
 
 
 def check_image_size(size: object) -> None:
-    """Refuse an image size that is not a positive integer, or too large."""
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_INPUT:
-        raise OneaError(f"image_size is {size!r}; give the side in pixels, a whole number up to {LARGEST_INPUT:,}.")
+    """Refuse an image size that is not a positive integer, or is too large."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_IMAGE_SIZE:
+        raise OneaError(f"image_size is {size!r}; give the side in pixels, a whole number up to {MAX_IMAGE_SIZE:,}.")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class NetworkConfig:
 
     Attributes:
         architecture: timm's name without a tag, or ``plain``.
-        model_args: arguments that differ from the architecture's.
+        model_args: arguments that differ from those of the architecture.
         mean: pixel mean.
         std: pixel standard deviation.
         input_size: side of the images in pixels; 0 is that of the architecture.
@@ -103,8 +103,8 @@ class NetworkConfig:
         """The configuration of timm's ``architecture.tag``, or of an architecture with its default weights."""
         from timm.models import get_pretrained_cfg
 
-        known = get_pretrained_cfg(name)
-        return cls._from_parts(name.split(".")[0], {}, known.to_dict() if known else {})
+        pretrained = get_pretrained_cfg(name)
+        return cls._from_parts(name.split(".")[0], {}, pretrained.to_dict() if pretrained else {})
 
     @classmethod
     def from_json(cls, value: Any) -> NetworkConfig:
@@ -144,7 +144,7 @@ class NetworkConfig:
             raise ValueError(f"its input size is {side}, not that of a square RGB image")
         size = args.get("img_size") or 0
         for pixels in (side[1], *(size if isinstance(size, list | tuple) else [size])):
-            if not 0 <= pixels <= LARGEST_INPUT:
+            if not 0 <= pixels <= MAX_IMAGE_SIZE:
                 raise ValueError(f"its input is {pixels} pixels wide")
         return cls(
             architecture=architecture,

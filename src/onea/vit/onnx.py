@@ -6,7 +6,7 @@ In int8 graphs, weights have one scale per output, computed once; activations ha
 Photos of any size are cropped and resized in the graph as ``onea.data.decode.fit`` does with Pillow. ONNX's antialiased
 resize computes its weights in float32, and one pixel in a thousand differs from Pillow. Here the weights are Pillow's:
 computed in float64, rounded to 22 fractional bits. Their products with bytes, and all sums, are integers that float64
-holds exactly, so no order of summation and no processor changes a pixel."""
+represents exactly, so pixels depend neither on the order of summation nor on the processor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPSET = 18
 def onnx_runtime(module: str = "onnxruntime") -> Any:
     """ONNX Runtime or one of its modules, without telemetry; import it nowhere else.
 
-    Its telemetry looks up a server of the manufacturer and writes a database of machine properties below HOME.
+    Its telemetry contacts a server of the vendor and writes a database of machine properties below HOME.
 
     Raises:
         OneaError: it is not installed.
@@ -103,9 +103,9 @@ _PREPROCESSED = {"onnx.quant.pre_process": "onnxruntime.quant"}  # prevents a wa
 def smooth_activations(vit: FrozenViT, run: Callable[[], object]) -> None:
     """Even out the input channels of a network's widest products (SmoothQuant); its output stays the same.
 
-    A few channels are many times larger than the others, and a common scale leaves hardly any levels for those.
-    Dividing each output channel of a norm by a factor, and multiplying the weights of the next layer by it, moves the
-    spread into the weights (https://arxiv.org/abs/2211.10438). ``run`` runs the network on representative images.
+    A few channels are many times larger than the others, for which a common scale leaves hardly any levels. Dividing
+    each output channel of a norm by a factor, and multiplying the weights of the next layer by it, moves the spread
+    into the weights (https://arxiv.org/abs/2211.10438). ``run`` runs the network on representative images.
     """
     maxima: dict[nn.Module, Tensor] = {}
 

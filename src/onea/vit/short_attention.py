@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton attention for short sequences: 65 tokens waste most of the tiles of general kernels.
+"""Triton attention for short sequences: with 65 tokens, most of the tiles of general kernels are empty.
 
 With PyTorch's kernels, the gradients of queries, keys and values must also be concatenated afterwards. This kernel
 writes them into one tensor, and saves only its input for the backward pass.
@@ -37,7 +37,7 @@ def is_supported(qkv: Tensor, heads: int) -> bool:
 
 
 def tile_size(tokens: int) -> tuple[int, int]:
-    """Rows of a tile and warps of a program; one token may remain. Hopper's tensor cores need at least 64 rows."""
+    """Rows of a tile, which may omit one token, and warps of a program. Hopper's tensor cores need at least 64 rows."""
     return (64, 4) if tokens <= 65 else (128, 8)
 
 

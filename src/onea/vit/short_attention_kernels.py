@@ -2,12 +2,12 @@
 """Triton kernels for attention on short sequences: one program for each head of each image.
 
 Queries, keys and values are read from the output of one linear layer, ``[images, tokens, 3, heads, head width]``,
-and their gradients are written in the same layout. Tiles have a power of two of rows. Eight by eight patches and a
-class token are one more, and padding to the next power would cost four times the work. So the last token may stay
-outside the tile: its rows and columns are vectors, computed without tensor cores.
+and their gradients are written in the same layout. The number of rows of a tile is a power of two. Eight by eight
+patches and a class token are one token more, and padding to the next power would quadruple the work. Therefore, the
+last token may stay outside the tile: its rows and columns are vectors, computed without tensor cores.
 
-Arguments in capitals are compile-time constants. ``TILE`` is either no less than ``TOKENS``, or one less;
-``WIDTH`` is that of a head. In names, the prefix ``d`` means a gradient, the suffix ``x`` the token outside the tile.
+Arguments in capitals are compile-time constants. ``TILE`` is at least ``TOKENS - 1``; ``WIDTH`` is that of a head. In
+names, the prefix ``d`` means a gradient, the suffix ``x`` the token outside the tile.
 The attention matrix has a query in each row and a key in each column: ``p`` is its tile, ``px`` the column next to it,
 ``py`` the row below it, ``pz`` the corner.
 """

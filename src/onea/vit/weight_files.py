@@ -22,7 +22,7 @@ from onea.vit.network_config import BUNDLED, DEFAULT, PLAIN, NetworkConfig
 METADATA = "config"
 """Key of the ``NetworkConfig`` as JSON in the metadata of a safetensors file."""
 INT8_SCALE = ".scale"
-"""Suffix of the name of an int8 weight's scales, one float32 per row; a weight is its integer times its scale."""
+"""Suffix of the names of the scales of int8 weights, one float32 per row; a weight is its integer times its scale."""
 _SUFFIX = ".safetensors"
 _HEAD_WIDTH = 64  # of a plain ViT
 _MAX_CONFIG_BYTES = 2**20
@@ -31,7 +31,7 @@ _INVALID = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 
 
 def split_file_name(name: str) -> tuple[str, Path] | None:
-    """The architecture (or an empty text) and the path in a backbone's name; None for a name without a file.
+    """The architecture (possibly empty) and the path in a backbone's name; None for a name without a file.
 
     >>> architecture, path = split_file_name("vit_huge_patch14_224:big.safetensors")
     >>> architecture, path.name, split_file_name("fast")
@@ -83,7 +83,7 @@ def _architecture_config(name: str, path: Path) -> NetworkConfig:
         return NetworkConfig.from_timm(name)
     except (RuntimeError, ValueError) as error:
         tags = ", ".join(timm.list_pretrained(f"{architecture}.*"))
-        raise OneaError(f"timm has no weights '{name}'; tags are: {tags or 'none'}.") from error
+        raise OneaError(f"timm has no weights '{name}'; existing tags: {tags or 'none'}.") from error
 
 
 def parse_config(text: str, source: str) -> NetworkConfig:
@@ -106,14 +106,14 @@ def dequantise(tensors: Mapping[str, Tensor]) -> Tensors:
     result: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:  # integers times floats: one pass, without a copy in between
-            scale = _checked_scale(name, tensors)
+            scale = _scale_of(name, tensors)
             result[name] = tensor * scale.view(-1, *(1,) * (tensor.ndim - 1))
         elif name not in scales:
             result[name] = tensor.to(torch.float32, copy=True)
     return result
 
 
-def _checked_scale(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+def _scale_of(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     matrix, scale = tensors[name], tensors.get(name + INT8_SCALE)
     if scale is None:
         raise ValueError(f"there is no {name}{INT8_SCALE}")
@@ -128,7 +128,7 @@ def build_network(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Pa
     """timm's network with these weights."""
     try:
         weights = dequantise(without_head(tensors, config.architecture))
-        with torch.device("meta"):  # the sizes in a file may be anything; only its tensors take memory
+        with torch.device("meta"):  # a configuration may declare any size; only the tensors of the file take memory
             network = _build(weights, config)
         network.load_state_dict(weights, assign=True)
         if any(buffer.is_meta for buffer in network.buffers()):  # such as rotary positions, which no file contains
@@ -169,7 +169,7 @@ def without_head(tensors: Mapping[str, Tensor], architecture: str = PLAIN) -> Te
 
 
 def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of timm's ``VisionTransformer`` that fit these tensors; the width of heads is assumed."""
+    """Arguments of timm's ``VisionTransformer`` for these tensors; the width of its heads is assumed to be 64."""
     width, _, patch, _ = weights["patch_embed.proj.weight"].shape
     depth = 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key)))
     prefix_tokens = int("cls_token" in weights) + (weights["reg_token"].shape[1] if "reg_token" in weights else 0)
@@ -247,7 +247,7 @@ def pretrained_network(name: str, config: NetworkConfig) -> Any:
 
 
 def _download_overlay(name: str) -> dict[str, str]:
-    """Point timm at an earlier download when the hub cannot be reached, instead of retrying for a minute."""
+    """Make timm use an earlier download if the hub cannot be reached, instead of retrying for a minute."""
     from huggingface_hub import constants
 
     try:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea.classifiers import make_classifier
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import group_folds
+from onea.classifiers.validation import assign_folds
 from onea.errors import OneaError
 from onea.model.estimator import OneA
 from onea.model.evaluation.check import Check, check_model, check_photos, learning_curves
@@ -299,7 +299,7 @@ def test_curves_rise_with_photos_and_end_where_everything_is_used():
 
 def test_groups_are_never_divided_between_folds():
     rows, groups = torch.arange(60) % 3, torch.arange(60) // 4
-    fold = group_folds(rows, groups)
+    fold = assign_folds(rows, groups)
     for row in range(3):
         for group in range(15):
             assert len(fold[(rows == row) & (groups == group)].unique()) <= 1

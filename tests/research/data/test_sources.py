@@ -217,13 +217,13 @@ def test_error_messages_for_invalid_layouts(tmp_path: Path) -> None:
     (root / "cat" / "old").mkdir()
     assert error_of(spec).startswith(f"Class folder {root / 'cat' / 'old'} is empty")
     images(root / "cat" / "old" / "deeper", 2)
-    assert error_of(spec).startswith(f"Class folder {root / 'cat' / 'old'} has folders in it (deeper): ")
+    assert error_of(spec).startswith(f"Class folder {root / 'cat' / 'old'} contains folders (deeper): ")
 
 
 def test_a_class_in_two_tasks(tmp_path: Path) -> None:
     for group in ("a", "b"):
         images(tmp_path / group / "x", 2)
-    assert "class 'x' is in two tasks: a and b; rename" in error_of(f"folder:{tmp_path}")
+    assert "class 'x' is in two tasks, a and b: rename" in error_of(f"folder:{tmp_path}")
 
 
 def test_a_folder_without_read_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from onea import seeds
 from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import group_folds
+from onea.classifiers.validation import assign_folds
 from onea.data.dataset import natural_key
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
@@ -365,7 +365,7 @@ def learning_curves(
     """
     num_classes = max(known.classes, int(rows.max()) + 1)
     correct = torch.zeros(num_classes, len(SHARES), dtype=torch.float64)
-    scores, folds = torch.empty(len(rows), num_classes), group_folds(rows, groups)
+    scores, folds = torch.empty(len(rows), num_classes), assign_folds(rows, groups)
     for fold in folds.unique():
         test = folds == fold
         labels = rows[test]
