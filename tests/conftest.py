@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures shared by all tests: tiny real things from tiny.py, and surroundings that are the same everywhere."""
+"""Fixtures shared by all tests: a tiny network, tiny images, and an environment that is the same everywhere."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ import typer.main
 from hypothesis import HealthCheck, settings
 from support.tiny import write_tiny_images, write_tiny_vit
 
-# What the shell of whoever runs the tests may have set, and what torchrun leaves to its children.
-_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "XDG_CACHE_HOME", "MATPLOTLIBRC", "MPLBACKEND", "PYTHONWARNINGS")
+# Variables that may be set in the shell, and those that torchrun sets for its child processes.
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "XDG_CACHE_HOME", "MATPLOTLIBRC", "MPLBACKEND", "PYTHONWARNINGS")
 _COLOURS = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS")
-for _name in [name for name in os.environ if name.startswith("ONEA_") or name in (*_OTHERS, *_COLOURS)]:
+for _name in [name for name in os.environ if name.startswith("ONEA_") or name in (*_VARIABLES, *_COLOURS)]:
     del os.environ[_name]
-_TRIED = "tried"  # a property of reports
+_OUTCOMES = "outcomes"  # a property of reports
 _CACHE = tempfile.TemporaryDirectory(prefix="onea-tests-")
 os.environ |= {
     "ONEA_CACHE": _CACHE.name,
     "COLUMNS": "80",
-    # Ray reads both once in a process, whoever imports it first: clusters of these tests speak only to this process and
-    # what it starts, and no token is looked for or left in the home folder.
+    # Ray reads both once per process, when it is first imported: clusters of these tests accept only this process and
+    # its children, and no token is read from or written to the home folder.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
-if not os.environ.get("TEST_ON_GPU"):  # as `make test-gpu` sets it: all tests but those compare numbers of one device
+if not os.environ.get("TEST_ON_GPU"):  # set by `make test-gpu`; all other tests compare numbers on the CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# Tests in bf16 shall run everywhere, also where AMX is announced and does not work (onea.cpu).
+# Tests in bf16 must run everywhere, even if the CPU reports AMX but cannot run it (onea.cpu).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts things in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The same examples on every machine, however slow it is; the slow suite looks for new ones.
+    # The same examples on all machines, without deadlines; the slow suite generates new ones.
     settings.register_profile(
         "onea",
         deadline=None,
@@ -68,19 +68,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """``-n auto``: one more than there are cores, because some tests wait for a clock, a disk or another process."""
+    """``-n auto``: one more process than cores, because some tests wait for a clock, a disk or another process."""
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def pytest_unconfigure() -> None:
     _CACHE.cleanup()
-    gc.unfreeze()  # libraries tell at the end what is left of them
+    gc.unfreeze()  # some libraries report leaked objects at exit
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := config.getoption("--shuffle")) is not None:
-        draw, places = random.Random(seed), {}
-        items.sort(key=lambda item: (places.setdefault(item.path, draw.random()), draw.random()))
+        rng, file_order = random.Random(seed), {}
+        items.sort(key=lambda item: (file_order.setdefault(item.path, rng.random()), rng.random()))
     if not config.getoption("--slow"):
         skip = pytest.mark.skip(reason="takes minutes: run with --slow")
         for item in items:
@@ -89,32 +89,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """What the slow tests have tried and what came of it, by kind and in all (see ``tried``)."""
-    reports = [report for found in terminalreporter.stats.values() for report in found]
+    """The outcomes of the slow tests, by kind and in total (see ``record_outcomes``)."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
     last = [report for report in reports if getattr(report, "when", "") == "teardown"]
-    noted = [value for report in last for name, value in report.user_properties if name == _TRIED]
-    if not noted or not config.getoption("--slow"):
+    recorded = [value for report in last for name, value in report.user_properties if name == _OUTCOMES]
+    if not recorded or not config.getoption("--slow"):
         return
-    terminalreporter.section("what was tried")
-    for kind in sorted({kind for kind, _, _ in noted}):
-        rows = [(label, outcomes) for each, label, outcomes in noted if each == kind]
+    terminalreporter.section("outcomes of the slow tests")
+    for kind in sorted({kind for kind, _, _ in recorded}):
+        rows = [(label, outcomes) for other, label, outcomes in recorded if other == kind]
         total: Counter[str] = Counter()
         for _, outcomes in rows:
             total.update(outcomes)
-        for label, outcomes in [*rows, ("in all", total)] if len(rows) > 1 else rows:
-            told = ", ".join(f"{number:,} {name}" for name, number in outcomes.items())
-            terminalreporter.write_line(f"{kind}, {label}: {told}")
+        for label, outcomes in [*rows, ("total", total)] if len(rows) > 1 else rows:
+            summary = ", ".join(f"{number:,} {name}" for name, number in outcomes.items())
+            terminalreporter.write_line(f"{kind}, {label}: {summary}")
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: garbage need not be looked for among a million objects again."""
+    """Exclude imported modules and collected tests, a million objects, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def _same_start() -> Iterator[None]:
-    """Whatever ran before, PyTorch draws the same numbers and has as many threads."""
+def _reset_torch() -> Iterator[None]:
+    """Start each test with the same random state and number of threads of PyTorch."""
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     yield
@@ -123,10 +123,10 @@ def _same_start() -> Iterator[None]:
 
 @pytest.fixture
 def tried(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Note how many things of a kind were tried and what came of them; the slow suite prints it at its end."""
+    """Record the number of inputs of a kind with each outcome; the slow suite prints them at the end."""
 
     def note(kind: str, label: str, outcomes: dict[str, int]) -> None:
-        record_property(_TRIED, [kind, label, outcomes])
+        record_property(_OUTCOMES, [kind, label, outcomes])
 
     return note
 
@@ -147,13 +147,13 @@ def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_run(shared_tiny_run: dict[str, Any]) -> dict[str, Any]:
-    """Values of a run that takes a second; tests change what they are about."""
+    """Values of a run that takes a second; tests change some of them."""
     return copy.deepcopy(shared_tiny_run)
 
 
 @pytest.fixture(scope="session")
 def shared_tiny_run(tiny_vit: str, tiny_images: Path) -> dict[str, Any]:
-    """The same for fixtures of a whole module, which change nothing of it."""
+    """The same values, for fixtures that do not change them."""
     options = {"rank": 4, "learning_rate": 0.05, "batch_size": 8, "epochs": 2, "min_epochs": 1, "max_epochs": 3}
     return {
         "method": "one-a",
@@ -167,7 +167,7 @@ def shared_tiny_run(tiny_vit: str, tiny_images: Path) -> dict[str, Any]:
     }
 
 
-_built = functools.cache(typer.main.get_command)  # typer would build all commands anew at every call
+_built = functools.cache(typer.main.get_command)  # typer would build all commands again at every call
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def onea(monkeypatch, tmp_path, capsys):
     """Run the command in an empty folder; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", "")  # which a command may set for its process
+    monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", "")  # a command may set it for the process
     monkeypatch.setattr(typer.main, "get_command", _built)
 
     from onea.cli import main
@@ -213,11 +213,11 @@ def _taught_slowly(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny
 
 @pytest.fixture
 def shop(_taught: Path, tmp_path: Path) -> Path:
-    """A model folder of one's own that knows class00 to class03 and learns within a second."""
+    """A copy of a model folder with class00 to class03, which learns within a second."""
     return Path(shutil.copytree(_taught, tmp_path / "models" / "shop.onea"))
 
 
 @pytest.fixture
 def slow_shop(_taught_slowly: Path, tmp_path: Path) -> Path:
-    """The same with many epochs, so that a training job of many images takes long enough to be disturbed."""
+    """The same with many epochs, so that a training job of many images takes long enough to be interrupted."""
     return Path(shutil.copytree(_taught_slowly, tmp_path / "models" / "shop.onea"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run shared by two processes gives what one process gives."""
+"""A run on two processes gives the same result as on one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onea.research.runs.runner import run
 
 
 @given(st.integers(1, 20), st.integers(1, 6))
-def test_a_dealt_batch_comes_together_in_order(length, count):
+def test_shards_interleave_to_the_whole_batch(length, count):
     batch = torch.arange(length)
-    hands = [Processes(rank, count).shard(batch) for rank in range(count)]
-    assert len({len(hand) for hand in hands}) == 1
-    assert torch.equal(torch.stack(hands).T.flatten()[:length], batch)
+    shards = [Processes(rank, count).shard(batch) for rank in range(count)]
+    assert len({len(shard) for shard in shards}) == 1
+    assert torch.equal(torch.stack(shards).T.flatten()[:length], batch)
 
 
 def launch(values: dict, out: Path) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def launch(values: dict, out: Path) -> subprocess.CompletedProcess[str]:
     "method", ["one-a", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mos", "one-a-plus"))]
 )
 def test_two_processes_equal_one(method, tiny_run, tmp_path):
-    """Same answers for all test images but one at most, losses to one in a thousand; dropout off: its draws differ."""
+    """Equal predictions except for at most one image, and losses up to 0.1 %; without dropout, as its masks differ."""
     options = tiny_run["options"] | {"dropout": 0.0, "batch_size": 7}
     if method == "mos":
         options = {name: value for name, value in options.items() if not name.endswith("_epochs")} | {
@@ -51,8 +51,8 @@ def test_two_processes_equal_one(method, tiny_run, tmp_path):
     two = json.loads((tmp_path / "two/record.json").read_text())
     one = run(make_config(values), tmp_path / "one")
     assert two["runtime"]["processes"] == 2
-    for mine, theirs in zip(one["tasks"], two["tasks"], strict=True):
-        assert theirs.get("losses", []) == pytest.approx(mine.get("losses", []), rel=1e-3)  # none: not trained
+    for task_of_one, task_of_two in zip(one["tasks"], two["tasks"], strict=True):
+        assert task_of_two.get("losses", []) == pytest.approx(task_of_one.get("losses", []), rel=1e-3)
     for mine, theirs in zip(one["correct"], two["correct"], strict=True):
         assert sum(abs(a - b) for a, b in zip(mine, theirs, strict=True)) <= 1
     assert done.stdout.count("record: ") == 1, "only the first process reports"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten thousand malformed inputs through the real entry points: one sentence or harmless, and nothing is changed.
+"""Ten thousand malformed inputs at the real entry points: each is refused in one sentence or harmless.
 
-Images, zips, JSON, safetensors, YAML and arguments. The default suite tries a sample; --slow tries all and prints the
-counts. A failure names kind, seed and number, with which ``trial_rng`` makes the same input again.
+Images, zips, JSON, safetensors, YAML and arguments. The default suite tests a sample; --slow tests all and prints the
+outcomes. A failure contains kind, seed and number, from which ``trial_rng`` generates the same input again.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from onea.serve.settings import Limits
 from onea.vit import backbones
 
 SEED = 12
-# Seconds of CPU for one input, and bytes by which a kind may raise the peak of the process. A file of one's own may
-# declare DEFAULT_MAX_PIXELS pixels, and Pillow makes room of four bytes for each.
-SLOWEST, LARGEST = 5.0, 4 * DEFAULT_MAX_PIXELS
+# Maximum CPU seconds of one input, and bytes by which a kind may raise the peak memory. A local file may declare
+# DEFAULT_MAX_PIXELS pixels, for each of which Pillow allocates four bytes.
+MAX_SECONDS, MAX_BYTES = 5.0, 4 * DEFAULT_MAX_PIXELS
 
 
 class Trials:
-    """Counts what became of the inputs of one kind, and names those that went wrong."""
+    """Counts the outcomes of the inputs of one kind, and collects the failures."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.outcomes = kind, Counter[str]()
@@ -68,7 +68,7 @@ class Trials:
 
     @contextmanager
     def trial(self, number: int) -> Iterator[random.Random]:
-        """One input: whatever is raised but ``OneaError`` is a failure, and so is too much work."""
+        """The random generator of one input; any exception except ``OneaError`` is a failure, and so is a long time."""
         started = time.process_time()
         try:
             try:
@@ -77,24 +77,24 @@ class Trials:
             except OneaError as error:
                 check_sentence(str(error))
                 self.outcomes["refused"] += 1
-        except Exception as error:  # the others are still tried, and all are told of at once
+        except Exception as error:  # the other inputs are still tested, and all failures are reported at the end
             place = traceback.extract_tb(error.__traceback__)[-1]
             self._fail(number, f"{type(error).__name__} in {place.filename}:{place.lineno}: {error!s:.500}")
-        if (taken := time.process_time() - started) > SLOWEST:
+        if (taken := time.process_time() - started) > MAX_SECONDS:
             self._fail(number, f"took {taken:.1f} s")
 
     def _fail(self, number: int, reason: str) -> None:
         self.failures.append(f"{self.kind}, seed {SEED}, number {number}: {reason}")
 
     def count(self, refused: bool) -> None:
-        """An outcome that no exception told of."""
+        """Correct the outcome of an input that was refused without an exception."""
         self.outcomes["refused"] += refused
         self.outcomes["harmless"] -= refused
 
 
 @pytest.fixture
 def trials(request, tried) -> Iterator[Trials]:
-    """The trials of the test that asks, whose name says of which kind they are."""
+    """The trials of a test; its name is their kind."""
     resource = pytest.importorskip("resource")
     made = Trials(request.function.__name__.removeprefix("test_"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -102,7 +102,7 @@ def trials(request, tried) -> Iterator[Trials]:
     outcomes = {"tried": made.outcomes.total() + len(made.failures)}
     outcomes |= {"refused with one sentence": made.outcomes["refused"], "harmless": made.outcomes["harmless"]}
     tried("malformed inputs", f"{made.kind} (seed {SEED})", outcomes | {"tracebacks or too slow": len(made.failures)})
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < LARGEST
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < MAX_BYTES
 
 
 def counts(sample: int, many: int) -> Any:
@@ -111,15 +111,15 @@ def counts(sample: int, many: int) -> Any:
 
 
 def check_sentence(text: str) -> None:
-    assert text.strip(), "nothing was said"
+    assert text.strip(), "the message is empty"
     assert "Traceback" not in text, text
     assert len(text.strip().splitlines()) == 1, text
     assert len(text) < 3_000, f"{len(text)} characters"
 
 
 @pytest.fixture(autouse=True)
-def _made_once(monkeypatch):
-    """What no trial changes is read from disk once: the network, and the table of commands."""
+def _cached(monkeypatch):
+    """Load the network and build the table of commands only once, as no trial changes them."""
     once = functools.cache(backbones.load_backbone)
     monkeypatch.setattr(engine, "load_backbone", once)
     monkeypatch.setattr(setup, "load_backbone", once)
@@ -128,7 +128,7 @@ def _made_once(monkeypatch):
 
 @pytest.fixture
 def command(onea):
-    """Run a command that must end well or with one sentence; whether it was refused."""
+    """Run a command, which must succeed or be refused in one sentence; returns whether it was refused."""
 
     def call(*words: str) -> bool:
         code, _, err = onea(*words)
@@ -143,8 +143,8 @@ def command(onea):
 
 
 @pytest.fixture(scope="session")
-def whole_shop(_taught) -> Path:
-    """What ``shop`` is a copy of."""
+def original_shop(_taught) -> Path:
+    """The model folder of which ``shop`` is a copy."""
     return Path(_taught)
 
 
@@ -204,7 +204,7 @@ def test_images(count, trials, shop, tmp_path, command):
 
 
 def refused(response: Any) -> bool:
-    """Whether the service refused a request, which it must do in one sentence and with a status of the client's."""
+    """Whether the service refused a request, which must be in one sentence with a client error status."""
     assert response.status_code < 500, (response.status_code, response.text)
     if response.status_code < 400:
         return False
@@ -251,14 +251,14 @@ def test_requests(count, trials, shop):
 # JSON
 
 
-def renew(folder: Path, whole: Path) -> Path:
-    """A folder as it was."""
+def restore(folder: Path, whole: Path) -> Path:
+    """Replace a folder by a copy of the original."""
     shutil.rmtree(folder, ignore_errors=True)
     return Path(shutil.copytree(whole, folder))
 
 
-def unchanged(folder: Path, trials: Trials, command: Any, *words: str) -> None:
-    """Run a command; where it is refused, nothing in the folder may be different."""
+def run_unchanged(folder: Path, trials: Trials, command: Any, *words: str) -> None:
+    """Run a command, which must not change the folder if it is refused."""
     before = folder_hash(folder)
     was_refused = command(*words)
     assert not was_refused or folder_hash(folder) == before, "a refused command changed the folder"
@@ -266,18 +266,18 @@ def unchanged(folder: Path, trials: Trials, command: Any, *words: str) -> None:
 
 
 @counts(15, 500)
-def test_json_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
-    """Mostly with the checksum that fits what is wrong."""
+def test_json_of_a_model(count, trials, shop, original_shop, tiny_images, command):
+    """Mostly with a matching checksum."""
     image = str(next((tiny_images / "test/class00").iterdir()))
     asks = (["history", "--json"], ["predict", image, "--threads", "1"], ["rename", "class00", "null"])
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
-            file = renew(shop, whole_shop) / rng.choice(["model.json", "states/000001/state.json"])
+            file = restore(shop, original_shop) / rng.choice(["model.json", "states/000001/state.json"])
             value = json.loads(file.read_bytes())
             sealed = rng.random() < 0.7
             file.write_bytes(resealed(malformed.odd_value(value, rng)) if sealed else malformed.odd_json(value, rng))
             asked, *more = rng.choice(asks)
-            unchanged(shop, trials, command, asked, str(shop), *more)
+            run_unchanged(shop, trials, command, asked, str(shop), *more)
 
 
 @counts(15, 700)
@@ -293,7 +293,7 @@ def test_json_of_a_run(count, trials, run_folder, finished, as_options, command,
             file.write_bytes(resealed(malformed.odd_value(whole, rng)) if sealed else malformed.odd_json(whole, rng))
             noted = {"error": "x", "details": "", "attempts": 1, "date": ""}
             (run_folder / "failure.json").write_bytes(malformed.odd_json(noted, rng))
-            unchanged(run_folder, trials, command, *rng.choice(asks))
+            run_unchanged(run_folder, trials, command, *rng.choice(asks))
             assert store.find(config) is None or store.failure(config) is None
             assert len(f"{store.failure(config)}") < 10_000
             assert len(list(store.records())) < 2
@@ -301,7 +301,7 @@ def test_json_of_a_run(count, trials, run_folder, finished, as_options, command,
 
 @counts(20, 400)
 def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
-    """A damaged index is made again; the pixels are always the right ones."""
+    """A damaged index is rebuilt, and the pixels are always correct."""
     files = class_folders(tiny_images / "test")["class00"]
     split, cache = Split(labels=np.zeros(len(files), dtype=np.int64), files=tuple(files)), tmp_path / "cache"
     shape = stored_shape([split], 28, cache)
@@ -309,12 +309,12 @@ def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
     whole = shutil.copytree(cache, tmp_path / "whole")
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
-            file = rng.choice(sorted(renew(cache, whole).glob("*.json")))
+            file = rng.choice(sorted(restore(cache, whole).glob("*.json")))
             value = json.loads(file.read_bytes())
-            if rng.random() < 0.3:  # by somebody who means it, and might as well change the pixels
+            if rng.random() < 0.3:  # deliberately forged; a forger could change the pixels as well
                 file.write_bytes(resealed(malformed.odd_value(value, rng)))
                 pack(split, shape, cache=cache, on_bad="fail")
-                renew(cache, whole)
+                restore(cache, whole)
                 continue
             file.write_bytes(malformed.odd_json(value, rng))
             assert np.array_equal(pack(split, shape, cache=cache, on_bad="fail").pixels, right)
@@ -328,18 +328,18 @@ def test_json_of_adapters(count, trials, command, tmp_path):
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
             (one / "adapter_config.json").write_bytes(malformed.odd_json(CONFIG | {"rank_pattern": {"value": 3}}, rng))
-            merged(rng, trials, command, one, two)
+            merge_either_way(rng, trials, command, one, two)
 
 
-def merged(rng: random.Random, trials: Trials, command: Any, one: Path, two: Path) -> None:
-    """Merge two inputs, in either order, with any operator; where it is refused, nothing is left behind."""
+def merge_either_way(rng: random.Random, trials: Trials, command: Any, one: Path, two: Path) -> None:
+    """Merge two inputs in either order with any operator; a refused merge must leave no file."""
     inputs = [str(one), str(two)] if rng.random() < 0.5 else [str(two), str(one)]
     out = one.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     words = ["--classes", "3,2", "--with", rng.choice(BARE_OPERATORS), "--out", str(out / f"merged{one.suffix}")]
     was_refused = command("merge", *inputs, *words)
-    assert not (was_refused and list(out.iterdir())), "a refused merge left something behind"
+    assert not (was_refused and list(out.iterdir())), "a refused merge left a file"
     trials.count(was_refused)
 
 
@@ -365,26 +365,26 @@ def test_tensors_of_adapters(count, trials, command, tmp_path):
         with trials.trial(number) as rng:
             file, inputs = files[number % 2]
             file.write_bytes(malformed.tensors(whole[number % 2], rng))
-            merged(rng, trials, command, *inputs)
+            merge_either_way(rng, trials, command, *inputs)
 
 
 @counts(10, 400)
-def test_tensors_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
-    """With the checksum that fits them, so that only a look at them tells."""
+def test_tensors_of_a_model(count, trials, shop, original_shop, tiny_images, command):
+    """With a matching checksum, so that the tensors themselves must be checked."""
     image = str(next((tiny_images / "test/class00").iterdir()))
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
-            version = renew(shop, whole_shop) / "states/000001"
+            version = restore(shop, original_shop) / "states/000001"
             content = malformed.tensors((version / "state.safetensors").read_bytes(), rng)
             (version / "state.safetensors").write_bytes(content)
             described = json.loads((version / "state.json").read_bytes())
             (version / "state.json").write_bytes(resealed(described | {"sha256": hashlib.sha256(content).hexdigest()}))
-            unchanged(shop, trials, command, "predict", str(shop), image, "--threads", "1")
+            run_unchanged(shop, trials, command, "predict", str(shop), image, "--threads", "1")
 
 
 @counts(4, 200)
 def test_tensors_of_a_run(count, trials, finished, tmp_path, command):
-    """The state of a run that was stopped before its last task, with the checksum that fits it."""
+    """The state of a run that was stopped before its last task, with a matching checksum."""
     own = {"one-a": {"rank": 4, "batch_size": 8, "epochs": 1, "min_epochs": 1, "max_epochs": 1}, "simplecil": {}}
     asks = []
     for method, options in own.items():
@@ -396,13 +396,13 @@ def test_tensors_of_a_run(count, trials, finished, tmp_path, command):
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
             ask = asks[number % 2]
-            folder = renew(tmp_path / "run", tmp_path / "whole" / ask[0])
+            folder = restore(tmp_path / "run", tmp_path / "whole" / ask[0])
             record = json.loads((folder / "record.json").read_bytes())
             state = folder / record["checkpoint"]["file"]
             state.write_bytes(malformed.tensors(state.read_bytes(), rng))
             record["checkpoint"]["sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
             (folder / "record.json").write_bytes(resealed(record))
-            unchanged(folder, trials, command, "run", *ask, "--out", str(folder))
+            run_unchanged(folder, trials, command, "run", *ask, "--out", str(folder))
 
 
 # YAML
@@ -410,19 +410,19 @@ def test_tensors_of_a_run(count, trials, finished, tmp_path, command):
 
 @counts(30, 1_200)
 def test_yaml(count, trials, finished, run_folder, command, tmp_path):
-    """Of a run that is finished: it is shown, or something else is asked for."""
+    """The configuration of a finished run, which is shown if it still matches."""
     file = tmp_path / "run.yaml"
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
             file.write_bytes(malformed.yaml(finished[0], rng))
-            unchanged(run_folder, trials, command, "run", "--config", str(file), "--out", str(run_folder))
+            run_unchanged(run_folder, trials, command, "run", "--config", str(file), "--out", str(run_folder))
             assert not (tmp_path / "runs" / "runs").exists()
 
 
 # Arguments
 
-# Words that go last, so that a command which takes minutes has no chance to begin; twice, because an option that lacks
-# its value takes the first of them.
+# Final arguments that stop a command which would take minutes; given twice, because an option without a value takes
+# the first of them.
 LAST = {
     "run": ["--data=folder:nowhere/nothing"],
     "paper": ["--dry-run"],
@@ -434,7 +434,7 @@ LAST = {
 
 @counts(90, 2_000)
 def test_arguments(
-    count, trials, shop, whole_shop, run_folder, as_options, tiny_images, command, tmp_path, monkeypatch
+    count, trials, shop, original_shop, run_folder, as_options, tiny_images, command, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(socket, "getaddrinfo", functools.partial(socket.getaddrinfo, flags=socket.AI_NUMERICHOST))
     work = shop.parent / "work"
@@ -461,27 +461,27 @@ def test_arguments(
     for number in trials.numbers(count):
         with trials.trial(number) as rng:
             name = names[number % len(names)]
-            renew(shop, whole_shop)
+            restore(shop, original_shop)
             for made in work.iterdir():
                 shutil.rmtree(made) if made.is_dir() else made.unlink()
             options = [
                 option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("-")
             ]
             words = malformed.arguments(name, base[name], options or ["--help"], rng) + 2 * LAST.get(name, [])
-            unchanged(shop, trials, command, *words)
+            run_unchanged(shop, trials, command, *words)
     assert folder_hash(run_folder) == before
 
 
-# Kinds of their own, found by the trials above
+# Cases found by the trials above
 
 
-def test_a_host_that_no_name_can_be(shop, command):
+def test_invalid_host_names_are_refused(shop, command):
     for host in (".x", "a" * 64, "\0", "\ud800"):
         assert command("serve", str(shop), "--host", host, "--port", "0")
 
 
-def test_a_backbone_that_declares_more_than_it_holds(tmp_path, tiny_vit):
-    """Blocks as wide as the file says would take 200 GB."""
+def test_a_backbone_with_inconsistent_sizes_is_refused(tmp_path, tiny_vit):
+    """Blocks of the declared width would take 200 GB."""
     tensors = load_file(tiny_vit)
     wide = tensors | {"patch_embed.proj.weight": torch.zeros(65_536, 3, 1, 1), "pos_embed": torch.zeros(1, 5, 1)}
     for name, spoilt in {"wide": wide, "flat": tensors | {"pos_embed": torch.zeros(())}}.items():
@@ -490,7 +490,7 @@ def test_a_backbone_that_declares_more_than_it_holds(tmp_path, tiny_vit):
             backbones.load_backbone(str(tmp_path / f"{name}.safetensors"))
 
 
-def test_numbers_of_a_kind_that_torch_does_not_have(tmp_path, command):
+def test_dtypes_that_torch_lacks_are_refused(tmp_path, command):
     header = json.dumps({"x": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
     for name in ("one", "two"):
         (tmp_path / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
@@ -518,7 +518,7 @@ def test_a_damaged_record_is_not_reported(part, odd, run_folder, command):
 
 
 @pytest.mark.parametrize("prototypes", [None, torch.ones(3, 64), torch.full((4, 64), math.nan)])
-def test_a_state_that_is_not_of_this_run(prototypes, finished, tmp_path):
+def test_the_state_of_another_run_is_refused(prototypes, finished, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         runs.run(make_config(finished[0]), tmp_path / "run", Stopped())
     record = json.loads((tmp_path / "run/record.json").read_bytes())
@@ -531,7 +531,7 @@ def test_a_state_that_is_not_of_this_run(prototypes, finished, tmp_path):
 
 
 @pytest.mark.parametrize("odd", ["0", "[" * 100_000])
-def test_an_index_that_is_no_list(odd, tiny_images, tmp_path):
+def test_an_index_that_is_not_a_list_is_rebuilt(odd, tiny_images, tmp_path):
     split = Split(labels=np.zeros(1, dtype=np.int64), files=(next((tiny_images / "test/class00").iterdir()),))
     pack(split, stored_shape([split], 28, tmp_path), cache=tmp_path, on_bad="fail")
     for file in tmp_path.glob("*.json"):
@@ -540,6 +540,6 @@ def test_an_index_that_is_no_list(odd, tiny_images, tmp_path):
     assert pack(split, (32, 32), cache=tmp_path, on_bad="fail").rows.tolist() == [0]
 
 
-def test_a_name_in_a_zip_that_breaks_the_line(shop):
+def test_a_line_break_in_a_zip_entry_name_is_refused(shop):
     with client_of(shop) as client:
         assert refused(client.post("/learn", content=zipped({"plum/0\n.png": b"", "plum/1.png": png()}), headers=ZIP))

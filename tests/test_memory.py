@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that is short of memory: that is said, no photo is called bad for it, and nothing is changed."""
+"""With too little memory, the message says so, no photo is reported as unreadable, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onea.data.decode import BadImage, read_image
 from onea.errors import OutOfMemory
 from onea.vit.frozen import FrozenViT
 
-# With so much address space beyond what a first command has taken, small photos are decoded and a large one is not.
+# With this much more address space than a first command takes, small photos can be decoded, but a large one cannot.
 SPARE = 250_000_000
 RUN = """
     import contextlib, io, json, resource, sys
@@ -50,7 +50,7 @@ RUN = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs a limit of address space")
-def test_commands_tell_a_shortage_from_a_bad_photo(shop, tmp_path):
+def test_commands_distinguish_a_lack_of_memory_from_an_unreadable_photo(shop, tmp_path):
     photos = tmp_path / "day" / "plum"
     photos.mkdir(parents=True)
     for number in range(3):
@@ -63,28 +63,28 @@ def test_commands_tell_a_shortage_from_a_bad_photo(shop, tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     whole, limited, predicted, taught = json.loads(done.stdout)
-    assert [whole[0], limited[0]] == [0, 0], "the limit is none for small photos"
-    for code, told in (predicted, taught):
-        assert code == 3, told
-        assert "left out" not in told
-        (line,) = told.splitlines()
+    assert [whole[0], limited[0]] == [0, 0], "small photos fit into the limited memory"
+    for code, message in (predicted, taught):
+        assert code == 3, message
+        assert "left out" not in message
+        (line,) = message.splitlines()
         large = photos / "large.png"
         assert line.startswith(f"onea: There is not enough memory to decode {large}; close other programs")
     assert folder_hash(shop) == before
 
 
-def too_much(*_: object, **__: object) -> object:
-    """More than any machine has, asked of NumPy."""
+def exhaust_numpy(*_: object, **__: object) -> object:
+    """Request more memory than any machine has from NumPy."""
     return np.empty(2**55)
 
 
-def too_many_numbers(*_: object, **__: object) -> object:
-    """The same, asked of torch."""
+def exhaust_torch(*_: object, **__: object) -> object:
+    """Request more memory than any machine has from torch."""
     return torch.empty(2**55)
 
 
-def test_a_decoder_that_calls_a_file_broken_for_want_of_memory(tmp_path, monkeypatch):
-    """Some do; where there is no memory for the pixels, nobody can tell whether a file is broken."""
+def test_a_decoder_without_memory_is_not_a_broken_file(tmp_path, monkeypatch):
+    """Some decoders report a broken file if there is no memory for its pixels."""
     content = io.BytesIO()
     Image.radial_gradient("L").convert("RGB").save(content, "JPEG")
     (tmp_path / "x.jpg").write_bytes(content.getvalue()[:-2_000])
@@ -96,9 +96,9 @@ def test_a_decoder_that_calls_a_file_broken_for_want_of_memory(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "fail"), [(decode, "_to_rgb", too_much), (FrozenViT, "embed", too_many_numbers)]
+    ("place", "name", "fail"), [(decode, "_to_rgb", exhaust_numpy), (FrozenViT, "embed", exhaust_torch)]
 )
-def test_a_service_answers_507_and_goes_on(shop, tiny_images, monkeypatch, place, name, fail):
+def test_a_service_answers_507_and_continues(shop, tiny_images, monkeypatch, place, name, fail):
     before = folder_hash(shop)
     photos = [file.read_bytes() for file in sorted((tiny_images / "train/class05").iterdir())]
     with client_of(shop) as client:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: numbers worked by hand, and a second implementation in plain loops that must agree on any counts."""
+"""Metrics against numbers computed by hand, and against an implementation with plain loops on random counts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_by_hand() -> None:
     assert block["mean_balanced_A"] == pytest.approx((80 + 230 / 3 + 62.5) / 3)
 
 
-def test_the_best_accuracy_before_the_last_task_counts_not_the_first() -> None:
+def test_forgetting_is_relative_to_the_best_earlier_accuracy() -> None:
     nan = float("nan")
     matrix = [[50, 70, 90, 60], [nan, 80, 75, 70], [nan, nan, 40, 45], [nan, nan, nan, 99]]
     assert forgetting_per_task(matrix).tolist() == [30, 10, -5]
@@ -66,7 +66,7 @@ def test_forgetting_can_be_negative() -> None:
     assert forgetting([[50, 60], [float("nan"), 10]]) == -10.0
 
 
-def test_one_task_forgets_nothing_and_says_so() -> None:
+def test_forgetting_of_a_single_task_is_none() -> None:
     block = summarise([[3, 1]], [4, 4], [2])
     assert block["F"] is None
     assert block["F_per_task"] == []
@@ -83,15 +83,15 @@ def test_weighted_mean_by_hand() -> None:
     assert weighted_mean_accuracy([100.0, 50.0], [3, 1]) == pytest.approx((1.5 * 100 + 50) / 2.5)
 
 
-def test_class_balanced_leaves_out_classes_without_images() -> None:
+def test_balanced_accuracy_leaves_out_classes_without_images() -> None:
     assert balanced_accuracy([9, 0, 1], [10, 0, 2]) == 70.0
 
 
-def test_a_stream_half_done_is_described_up_to_there() -> None:
+def test_metrics_of_an_unfinished_stream() -> None:
     assert summarise(CORRECT[:2], TOTAL, SIZES) == summarise(CORRECT[:2], TOTAL[:3], SIZES[:2])
 
 
-def test_what_lies_below_the_diagonal_does_not_matter() -> None:
+def test_counts_below_the_diagonal_are_ignored() -> None:
     assert step_accuracies([[8, 6], [99, 3]], [10, 5]).tolist() == [80.0, 60.0]
     assert step_accuracies([[8, 6], [float("nan"), 3]], [10, 5]).tolist() == [80.0, 60.0]
     assert math.isnan(accuracy_matrix([[8, 6], [99, 3]], [10, 5])[1, 0])
@@ -111,7 +111,7 @@ def runs(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[int]]:
 
 
 def naive(correct: list[list[int]], total: list[int], sizes: list[int]) -> dict[str, object]:
-    """The paper's formulas with every index written out from 1."""
+    """The paper's formulas, with indices from 1."""
     T, C = len(sizes), sum(sizes)
     task = [j for j in range(1, T + 1) for _ in range(sizes[j - 1])]
 
@@ -151,7 +151,7 @@ def test_agrees_with_plain_loops(run: tuple[list[list[int]], list[int], list[int
 
 
 @given(runs())
-def test_the_pieces_agree_with_the_block(run: tuple[list[list[int]], list[int], list[int]]) -> None:
+def test_the_summary_agrees_with_the_single_metrics(run: tuple[list[list[int]], list[int], list[int]]) -> None:
     correct, total = task_counts(*run)
     block = summarise(*run)
     A = step_accuracies(correct, total)
@@ -165,7 +165,7 @@ def test_the_pieces_agree_with_the_block(run: tuple[list[list[int]], list[int], 
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "words"),
     [
         (lambda: accuracy_matrix([[1, 2]], [3]), "do not fit"),
         (lambda: accuracy_matrix([[1]], [0]), "Task 1 has no test images"),
@@ -182,15 +182,15 @@ def test_the_pieces_agree_with_the_block(run: tuple[list[list[int]], list[int], 
         (lambda: summarise([[1], [1, 1]], [1], [1, 1]), "After task 2, 2 classes"),
     ],
 )
-def test_mistakes_get_one_sentence(call, says: str) -> None:
-    with pytest.raises(OneaError, match=says) as caught:
+def test_invalid_arguments_are_refused(call, words: str) -> None:
+    with pytest.raises(OneaError, match=words) as caught:
         call()
     assert "; " in str(caught.value), "why; the fix"
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 31, 200])
-def test_the_interval_of_a_mean_is_that_of_student_s_t(count: int) -> None:
+def test_the_interval_of_a_mean_equals_scipys(count: int) -> None:
     values = np.random.default_rng(count).normal(1.0, 2.0, count)
-    wanted = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
-    assert t_interval(values.tolist()) == pytest.approx(wanted, rel=1e-9)
+    expected = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
+    assert t_interval(values.tolist()) == pytest.approx(expected, rel=1e-9)
     assert t_interval(values[:1].tolist()) is None

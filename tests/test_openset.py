@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open-set measures: numbers worked by hand, and plain loops over all pairs that must agree on any numbers."""
+"""Open-set metrics against numbers computed by hand, and against plain loops over all pairs on random numbers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def pairs_won(known: list[float], unknown: list[float]) -> float:
 
 
 @given(SIDE, SIDE)
-def test_the_roc_area_counts_every_pair(known: list[float], unknown: list[float]) -> None:
+def test_auroc_is_the_share_of_correctly_ordered_pairs(known: list[float], unknown: list[float]) -> None:
     found = auroc(torch.tensor(known), torch.tensor(unknown))
     assert found == pairs_won(known, unknown) / (len(known) * len(unknown))
     assert found + auroc(torch.tensor(unknown), torch.tensor(known)) == pytest.approx(1)
 
 
 @given(SIDE, SIDE, st.integers(1, 100))
-def test_the_false_positive_rate_is_that_of_the_highest_threshold_enough_known_images_reach(
+def test_fpr_is_taken_at_the_highest_threshold_that_enough_known_images_reach(
     known: list[float], unknown: list[float], percent: int
 ) -> None:
     reached = [t for t in known if 100 * sum(value >= t for value in known) >= percent * len(known)]
-    wanted = sum(value >= max(reached) for value in unknown) / len(unknown)
-    assert fpr_at_tpr(torch.tensor(known), torch.tensor(unknown), percent) == wanted
+    expected = sum(value >= max(reached) for value in unknown) / len(unknown)
+    assert fpr_at_tpr(torch.tensor(known), torch.tensor(unknown), percent) == expected
 
 
 @given(SIDE, VALUES)
-def test_an_image_at_the_threshold_is_familiar(values: list[float], threshold: float) -> None:
+def test_an_image_at_the_threshold_is_not_rejected(values: list[float], threshold: float) -> None:
     assert rejection_rate(torch.tensor(values), threshold) == sum(v < threshold for v in values) / len(values)
 
 
@@ -57,26 +57,26 @@ def test_every_point_of_the_curve_and_its_area(answered: list[tuple[float, bool]
     assert all(a <= b for line in (curve.fpr, curve.ccr) for a, b in pairwise(line.tolist()))
 
 
-def test_where_every_answer_is_right_the_curve_is_that_of_the_roc() -> None:
+def test_with_correct_predictions_the_oscr_curve_is_the_roc_curve() -> None:
     known, unknown = torch.randn(50) + 1, torch.randn(40)
     assert oscr_curve(known, torch.ones(50, dtype=torch.bool), unknown).area == pytest.approx(auroc(known, unknown))
     assert oscr_curve(known, torch.zeros(50, dtype=torch.bool), unknown).area == 0
 
 
-def test_known_images_that_all_lie_higher_are_told_apart_without_a_mistake() -> None:
+def test_separable_scores_have_perfect_metrics() -> None:
     known, unknown = torch.arange(10.0) + 100, torch.arange(7.0)
     assert auroc(known, unknown) == 1
     assert fpr_at_tpr(known, unknown) == 0
     assert auroc(torch.ones(3), torch.ones(5)) == 0.5, "all are tied"
 
 
-def test_sides_of_different_precision_compare_as_numbers() -> None:
+def test_scores_of_different_precision_are_compared_exactly() -> None:
     low = torch.tensor([1.0], dtype=torch.bfloat16)
     assert auroc(low, torch.tensor([1 - 1e-9], dtype=torch.float64)) == 1
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([0.0, float("nan")])])
-def test_nothing_and_no_numbers_are_refused(wrong: Tensor) -> None:
+def test_empty_and_nan_scores_are_refused(wrong: Tensor) -> None:
     fine = torch.ones(2)
     for call in (
         lambda: auroc(wrong, fine),

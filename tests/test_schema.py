@@ -68,7 +68,7 @@ def test_a_value_of_another_type_does_not_match(value, hint):
     assert not matches(value, hint)
 
 
-def test_the_mismatch_names_the_field():
+def test_a_mismatch_contains_the_name_of_the_field():
     assert mismatch({"status": "running"}, Record) == "'stream' is missing"
     assert mismatch(GOOD | {"status": "lost"}, Record) == "'status' is 'lost'"
     assert mismatch(GOOD | {"stream": {"sizes": [0]}}, Record) == "'sizes' is [0]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small decompositions: what PyTorch computes, and the threads as they were."""
+"""Decompositions of small matrices: results and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def two_threads():
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8), (3, 8, 5), (6, 6)])
-def test_factors_give_back_the_matrices(shape, two_threads):
+def test_decompositions_reconstruct_the_matrices(shape, two_threads):
     matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     left, spectrum, right = tensors.svd(matrices)
     torch.testing.assert_close(left * spectrum[..., None, :] @ right, matrices)
@@ -29,13 +29,13 @@ def test_factors_give_back_the_matrices(shape, two_threads):
     assert torch.get_num_threads() == 2
 
 
-def test_threads_come_back_after_a_failure(two_threads):
+def test_threads_are_restored_after_an_error(two_threads):
     with pytest.raises(torch.linalg.LinAlgError):
         tensors.eigh(torch.full((4, 4), torch.nan))
     assert torch.get_num_threads() == 2
 
 
-def test_small_ones_take_one_thread_and_large_ones_all(two_threads, monkeypatch):
+def test_small_matrices_use_one_thread_and_large_ones_all(two_threads, monkeypatch):
     seen = []
     plain = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda m: (seen.append(torch.get_num_threads()), plain(m))[1])
@@ -44,7 +44,7 @@ def test_small_ones_take_one_thread_and_large_ones_all(two_threads, monkeypatch)
     assert seen == [1, 2]
 
 
-def test_a_service_that_begins_to_answer_during_a_decomposition_keeps_its_threads(two_threads):
+def test_a_thread_that_starts_during_a_decomposition_keeps_its_thread_count(two_threads):
     batcher = Batcher(lambda: pytest.fail("nobody asks"), batch_size=1, wait=0)
     with tensors._single_thread_if_small(torch.eye(2)):
         during = batcher._thread.submit(torch.get_num_threads).result()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of classes add up however images arrive; classifiers are what their formulas say."""
+"""Statistics do not depend on how images are divided into updates; classifiers equal their formulas."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from onea.errors import OneaError
 WIDTH, CLASSES = 6, 4
 
 
-def drawn(seed: int, images: int = 80, width: int = WIDTH, classes: int = CLASSES) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of classes with means and spreads of their own, and at least two images of each."""
+def sample(
+    seed: int, images: int = 80, width: int = WIDTH, classes: int = CLASSES
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of classes with different means and covariances, and at least two images of each class."""
     generator = torch.Generator().manual_seed(seed)
     means = 3 * torch.randn(classes, width, generator=generator)
     spreads = torch.randn(classes, width, width, generator=generator) / width**0.5
@@ -32,8 +34,8 @@ def drawn(seed: int, images: int = 80, width: int = WIDTH, classes: int = CLASSE
 
 
 def scatter_of(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    away = torch.cat([features[rows == row] - features[rows == row].mean(0) for row in rows.unique()]).double()
-    return away.T @ away
+    deviations = torch.cat([features[rows == row] - features[rows == row].mean(0) for row in rows.unique()]).double()
+    return deviations.T @ deviations
 
 
 @pytest.fixture(params=sorted(CLASSIFIERS.builtin))
@@ -43,8 +45,8 @@ def classifier(request):
 
 @given(seed=st.integers(0, 10**6), parts=st.integers(1, 8))
 @settings(max_examples=30, deadline=None)
-def test_means_counts_and_scatter_are_those_of_all_images_however_they_arrive(seed, parts):
-    features, rows = drawn(seed)
+def test_statistics_do_not_depend_on_the_division_into_updates(seed, parts):
+    features, rows = sample(seed)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     known = ClassStatistics.empty(WIDTH, directions=WIDTH)
     for chosen in order.chunk(parts):
@@ -52,7 +54,7 @@ def test_means_counts_and_scatter_are_those_of_all_images_however_they_arrive(se
     assert torch.equal(known.counts, rows.bincount())
     torch.testing.assert_close(known.means, torch.stack([features[rows == row].mean(0) for row in range(CLASSES)]))
     torch.testing.assert_close(known.scatter, scatter_of(features, rows), rtol=1e-5, atol=1e-5)
-    for row in range(CLASSES):  # nothing is cut where all directions are kept
+    for row in range(CLASSES):  # nothing is truncated if all directions are kept
         factor = known.factors[row].double()
         torch.testing.assert_close(
             factor.T @ factor, scatter_of(features[rows == row], rows[rows == row]), rtol=1e-4, atol=1e-4
@@ -62,8 +64,8 @@ def test_means_counts_and_scatter_are_those_of_all_images_however_they_arrive(se
 
 @given(seed=st.integers(0, 10**6), directions=st.integers(1, 5), parts=st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
-def test_what_is_cut_off_a_class_stays_below_its_bound(seed, directions, parts):
-    features, rows = drawn(seed)
+def test_the_truncation_error_is_below_its_bound(seed, directions, parts):
+    features, rows = sample(seed)
     known = ClassStatistics.empty(WIDTH, directions=directions)
     for chosen in torch.arange(len(rows)).chunk(parts):
         known = known.add(features[chosen], rows[chosen])
@@ -75,21 +77,21 @@ def test_what_is_cut_off_a_class_stays_below_its_bound(seed, directions, parts):
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=20, deadline=None)
-def test_carried_statistics_are_those_of_mapped_features(seed):
-    features, rows = drawn(seed)
+def test_mapped_statistics_are_those_of_mapped_features(seed):
+    features, rows = sample(seed)
     by = torch.eye(WIDTH, dtype=torch.float64) + 0.2 * torch.randn(
         WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
     empty = ClassStatistics.empty(WIDTH, directions=WIDTH)
-    carried, fresh = empty.add(features, rows).apply_drift_map(by), empty.add((features.double() @ by).float(), rows)
-    torch.testing.assert_close(carried.means, fresh.means, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(carried.scatter, fresh.scatter, rtol=1e-4, atol=1e-3)
-    for mine, theirs in zip(carried.factors.double(), fresh.factors.double(), strict=True):
+    mapped, expected = empty.add(features, rows).apply_drift_map(by), empty.add((features.double() @ by).float(), rows)
+    torch.testing.assert_close(mapped.means, expected.means, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mapped.scatter, expected.scatter, rtol=1e-4, atol=1e-3)
+    for mine, theirs in zip(mapped.factors.double(), expected.factors.double(), strict=True):
         torch.testing.assert_close(mine.T @ mine, theirs.T @ theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_combined_statistics_are_those_of_both_sets_of_classes():
-    features, rows = drawn(1)
+def test_concatenated_statistics_are_those_of_all_classes():
+    features, rows = sample(1)
     empty, first = ClassStatistics.empty(WIDTH), rows < 2
     both = empty.add(features[first], rows[first]).concatenate(empty.add(features[~first], rows[~first] - 2))
     whole = empty.add(features, rows)
@@ -98,8 +100,8 @@ def test_combined_statistics_are_those_of_both_sets_of_classes():
     assert (both.freedom, both.counts.tolist()) == (whole.freedom, whole.counts.tolist())
 
 
-def test_forgetting_keeps_the_shared_scatter():
-    known = ClassStatistics.empty(WIDTH, directions=2).add(*drawn(2))
+def test_removing_classes_keeps_the_pooled_scatter():
+    known = ClassStatistics.empty(WIDTH, directions=2).add(*sample(2))
     fewer = known.select_classes(torch.tensor([0, 3]))
     assert torch.equal(fewer.means, known.means[[0, 3]])
     assert torch.equal(fewer.factors, known.factors[[0, 3]])
@@ -107,9 +109,9 @@ def test_forgetting_keeps_the_shared_scatter():
     assert fewer.freedom == known.freedom
 
 
-def test_forgetting_all_leaves_nothing():
+def test_removing_all_classes_removes_the_scatter():
     empty = ClassStatistics.empty(WIDTH, directions=2)
-    features, rows = drawn(2)
+    features, rows = sample(2)
     again = empty.add(features, rows).select_classes(torch.empty(0, dtype=torch.int64)).add(features, rows)
     assert again.freedom == empty.add(features, rows).freedom
     torch.testing.assert_close(again.scatter, empty.add(features, rows).scatter)
@@ -117,8 +119,8 @@ def test_forgetting_all_leaves_nothing():
 
 @given(seed=st.integers(0, 10**6), directions=st.sampled_from([0, WIDTH]))
 @settings(max_examples=20, deadline=None)
-def test_two_classes_made_one_are_as_if_they_had_been_taught_so(seed, directions):
-    features, rows = drawn(seed)
+def test_merged_classes_equal_a_single_class_from_the_start(seed, directions):
+    features, rows = sample(seed)
     empty = ClassStatistics.empty(WIDTH, directions=directions)
     kept = torch.tensor([row for row in range(CLASSES) if row != 1])
     made = empty.add(features, rows).merge_classes(1, 3).select_classes(kept)
@@ -131,8 +133,8 @@ def test_two_classes_made_one_are_as_if_they_had_been_taught_so(seed, directions
             torch.testing.assert_close(mine.T @ mine, theirs.T @ theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_every_classifier_knows_its_own_images(classifier):
-    features, rows = drawn(3, images=200)
+def test_every_classifier_predicts_its_training_images(classifier):
+    features, rows = sample(3, images=200)
     known = classifier.statistics(WIDTH).add(features, rows)
     scores = classifier.fit(known)(features)
     assert scores.shape == (len(rows), CLASSES)
@@ -140,8 +142,8 @@ def test_every_classifier_knows_its_own_images(classifier):
     assert known.classes == CLASSES
 
 
-def test_every_classifier_survives_one_image_and_one_class(classifier):
-    features, _ = drawn(4)
+def test_every_classifier_can_be_fitted_to_a_single_image_or_class(classifier):
+    features, _ = sample(4)
     one = classifier.statistics(WIDTH).add(features[:1], torch.tensor([0]))
     assert classifier.fit(one)(features).isfinite().all()
     assert classifier.fit(one.add(features[1:9], torch.ones(8, dtype=torch.int64)))(features).shape == (
@@ -150,18 +152,18 @@ def test_every_classifier_survives_one_image_and_one_class(classifier):
     )
 
 
-def test_states_come_back(classifier):
-    known = classifier.statistics(WIDTH).add(*drawn(5))
+def test_statistics_are_restored_from_their_state(classifier):
+    known = classifier.statistics(WIDTH).add(*sample(5))
     back = classifier.statistics(WIDTH).from_state_dict(
         {name: value.clone() for name, value in known.state_dict().items()}
     )
-    features, _ = drawn(6)
+    features, _ = sample(6)
     assert torch.equal(classifier.fit(back)(features), classifier.fit(known)(features))
 
 
-def test_richer_statistics_answer_alike():
-    """Classifiers of one run share statistics that keep more than some of them need."""
-    features, rows = drawn(7, images=300)
+def test_more_detailed_statistics_give_the_same_scores():
+    """The classifiers of a run share statistics that are more detailed than some of them need."""
+    features, rows = sample(7, images=300)
     rich = ClassStatistics.empty(WIDTH, directions=WIDTH).add(features, rows)
     for name in ("ncm", "slda", "whitened", "rgda"):
         classifier = make_classifier(name, **({"directions": 3} if name == "rgda" else {}))
@@ -171,7 +173,7 @@ def test_richer_statistics_answer_alike():
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=20, deadline=None)
-def test_whitening_makes_every_direction_equally_wide(seed):
+def test_whitened_features_have_unit_covariance(seed):
     rng = np.random.default_rng(seed)
     turned = np.linalg.qr(rng.normal(size=(5, 5)))[0]
     deviations = torch.from_numpy(rng.normal(size=(50_000, 5)) * np.array([4, 2, 1, 0.5, 0.5]) @ turned)
@@ -192,19 +194,21 @@ def test_without_deviations_the_covariance_is_the_identity():
     assert torch.equal(shrunk_covariance(torch.zeros(3, 3, dtype=torch.float64), 0), torch.eye(3).double())
 
 
-def test_lda_is_that_of_scikit_learn():
+def test_lda_equals_scikit_learns():
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-    features, rows = drawn(8, images=400)
+    features, rows = sample(8, images=400)
     known = ClassStatistics.empty(WIDTH).add(features, rows)
     covariance = shrunk_covariance(known.scatter, known.freedom).numpy()
 
-    class Given:
+    class FixedCovariance:
         def fit(self, X):
             self.covariance_ = covariance
             return self
 
-    reference = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given(), priors=np.full(CLASSES, 0.25))
+    reference = LinearDiscriminantAnalysis(
+        solver="lsqr", covariance_estimator=FixedCovariance(), priors=np.full(CLASSES, 0.25)
+    )
     expected = reference.fit(features.numpy(), rows.numpy()).decision_function(features.numpy())
     found = WIDTH * make_classifier("slda").fit(known)(features).double().numpy()  # scores are per feature
     expected, found = (part - part.mean(1, keepdims=True) for part in (expected, found))
@@ -213,8 +217,8 @@ def test_lda_is_that_of_scikit_learn():
 
 @pytest.mark.parametrize("prior", [10.0, 800.0])
 def test_the_regularised_gaussian_is_a_likelihood(prior):
-    """With all directions it is the density of a normal distribution, up to what all classes have in common."""
-    features, rows = drawn(9, images=400)
+    """With all directions, the scores are log densities of normal distributions, up to a constant."""
+    features, rows = sample(9, images=400)
     classifier = make_classifier("rgda", directions=WIDTH, prior_images=prior)
     known = classifier.statistics(WIDTH).add(features, rows)
     shared, expected = known.covariance(), []
@@ -225,20 +229,20 @@ def test_the_regularised_gaussian_is_a_likelihood(prior):
         expected.append(torch.distributions.MultivariateNormal(own.mean(0), covariance).log_prob(features.double()))
     expected = torch.stack(expected, 1)
     found = WIDTH * classifier.fit(known)(features).double()
-    expected, found = (part - part.mean() for part in (expected, found))  # the constant is that of all images
+    expected, found = (part - part.mean() for part in (expected, found))  # up to a constant
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
 
 
-def test_the_whitened_cosine_does_not_move_with_the_origin():
-    features, rows = drawn(10)
+def test_the_whitened_cosine_is_invariant_to_translation():
+    features, rows = sample(10)
     classifier, shift = make_classifier("whitened"), 5.0
     here = classifier.fit(classifier.statistics(WIDTH).add(features, rows))(features)
     there = classifier.fit(classifier.statistics(WIDTH).add(features + shift, rows))(features + shift)
     torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-4)
 
 
-def test_fecam_is_the_published_formula():
-    features, rows = drawn(11, images=200)
+def test_fecam_equals_the_published_formula():
+    features, rows = sample(11, images=200)
     unit = torch.nn.functional.normalize(features, dim=1).double()
     expected = []
     for row in range(CLASSES):
@@ -246,15 +250,17 @@ def test_fecam_is_the_published_formula():
         covariance = torch.cov(own.T)
         covariance = covariance + covariance.diagonal().mean() * torch.eye(WIDTH, dtype=torch.float64)
         deviation = covariance.diagonal().sqrt()
-        away = unit - own.mean(0)
-        expected.append(-((away @ torch.linalg.inv(covariance / torch.outer(deviation, deviation))) * away).sum(1))
+        deviations = unit - own.mean(0)
+        expected.append(
+            -((deviations @ torch.linalg.inv(covariance / torch.outer(deviation, deviation))) * deviations).sum(1)
+        )
     classifier = make_classifier("fecam")
     found = classifier.fit(classifier.statistics(WIDTH).add(features, rows))(features)
     torch.testing.assert_close(found.double(), torch.stack(expected, 1), rtol=1e-3, atol=1e-5)
 
 
-def test_ranpac_does_not_care_in_which_order_tasks_come():
-    features, rows = drawn(12, images=120)
+def test_ranpac_does_not_depend_on_the_order_of_tasks():
+    features, rows = sample(12, images=120)
     classifier = RanPAC(features=30)
     tasks = [rows == row for row in range(CLASSES)]  # of one class each
     forward = backward = classifier.statistics(WIDTH)
@@ -269,26 +275,26 @@ def test_ranpac_does_not_care_in_which_order_tasks_come():
     )
 
 
-def test_ranpac_holds_images_out_of_small_classes_too():
-    features, rows = drawn(15, images=60, classes=20)
+def test_ranpac_also_holds_out_images_of_small_classes():
+    features, rows = sample(15, images=60, classes=20)
     few = torch.cat([(rows == row).nonzero()[:3, 0] for row in range(20)])
     known = RanPAC(features=30).statistics(WIDTH).add(features[few], rows[few])
     assert known.counts[1].tolist() == [1] * 20
 
 
-def test_features_of_length_one_are_not_carried():
-    """A linear map of features is none of features that are scaled to length one."""
-    known = ClassStatistics.empty(WIDTH, directions=2, unit_length=True).add(*drawn(16))
+def test_statistics_of_normalised_features_are_not_mapped():
+    """A linear map of features does not map normalised features linearly."""
+    known = ClassStatistics.empty(WIDTH, directions=2, unit_length=True).add(*sample(16))
     assert known.apply_drift_map(2 * torch.eye(WIDTH, dtype=torch.float64)) is known
 
 
 def test_ranpac_is_ridge_regression_on_random_features():
-    features, rows = drawn(13, images=200)
+    features, rows = sample(13, images=200)
     classifier = RanPAC(features=20)
     known = classifier.statistics(WIDTH).add(features, rows)
     assert isinstance(known, RandomFeatureSums)
     random = torch.relu(features.double() @ known.projection.double())
-    wanted = torch.nn.functional.one_hot(rows, CLASSES).double()
+    targets = torch.nn.functional.one_hot(rows, CLASSES).double()
     held_out = (
         torch.cat([((rows == row).cumsum(0) % 5 == 2) & (rows == row) for row in range(CLASSES)])
         .view(CLASSES, -1)
@@ -297,10 +303,10 @@ def test_ranpac_is_ridge_regression_on_random_features():
 
     def weights(strength: float, chosen: torch.Tensor) -> torch.Tensor:
         gram = random[chosen].T @ random[chosen] + strength * torch.eye(20, dtype=torch.float64)
-        return torch.linalg.solve(gram, random[chosen].T @ wanted[chosen])
+        return torch.linalg.solve(gram, random[chosen].T @ targets[chosen])
 
     errors = {
-        s: (random[held_out] @ weights(s, ~held_out) - wanted[held_out]).square().sum()
+        s: (random[held_out] @ weights(s, ~held_out) - targets[held_out]).square().sum()
         for s in (10.0**p for p in range(-2, 9))
     }
     best = min(errors, key=errors.get)
@@ -321,9 +327,9 @@ def test_an_unknown_classifier_is_refused():
         make_classifier("lda")
 
 
-def test_statistics_are_values():
+def test_statistics_are_immutable():
     known = ClassStatistics.empty(WIDTH, directions=2)
-    known.add(*drawn(14))
+    known.add(*sample(14))
     assert known.classes == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         known.freedom = 1
@@ -336,7 +342,7 @@ def test_statistics_are_values():
     [lambda value: value.double(), lambda value: value.long(), lambda value: value[:, 1:], lambda value: value[0]],
 )
 def test_statistics_of_another_type_or_shape_are_refused(spoil, scatter, directions):
-    """They come from a file, and would fail only when something is added to them."""
+    """They are read from a file, and would otherwise fail only when images are added."""
     empty = ClassStatistics.empty(WIDTH, scatter=scatter, directions=directions if scatter else 0)
     features, rows = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
     state = empty.add(features, rows).state_dict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where features go: found where the new images show it, and never invented."""
+"""Drift maps recover the drift that the new images show, and change nothing else."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ def features(seed: int, count: int, width: int) -> torch.Tensor:
 
 @given(seed=st.integers(0, 10**6), size=st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
-def test_a_linear_move_is_found(seed, size):
-    move = torch.eye(6) + size * features(seed + 1, 6, 6) / 3
-    found = fit_drift_map(features(seed, 200, 6), features(seed, 200, 6) @ move)
-    torch.testing.assert_close(found.float(), move, atol=5e-3, rtol=0)
+def test_a_linear_drift_is_recovered(seed, size):
+    drift = torch.eye(6) + size * features(seed + 1, 6, 6) / 3
+    found = fit_drift_map(features(seed, 200, 6), features(seed, 200, 6) @ drift)
+    torch.testing.assert_close(found.float(), drift, atol=5e-3, rtol=0)
 
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_noise_is_no_move(seed):
-    """What cannot be predicted from the old feature does not move prototypes much."""
+def test_noise_hardly_changes_the_map(seed):
+    """Changes that cannot be predicted from the old features hardly move prototypes."""
     old = features(seed, 60, 30)
     found = fit_drift_map(old, old + features(seed + 1, 60, 30))
     assert (found - torch.eye(30)).norm() < 0.25 * 30**0.5
 
 
-def test_directions_that_no_image_shows_stay():
+def test_directions_without_features_do_not_change():
     old = torch.cat([features(0, 50, 3), torch.zeros(50, 3)], dim=1)
     found = fit_drift_map(old, 2 * old)
     torch.testing.assert_close(found[3:, 3:], torch.eye(3).double())
     assert max(found[:3, 3:].abs().max(), found[3:, :3].abs().max()) < 1e-12
 
 
-def test_one_image_moves_nothing():
-    """Left out, nothing predicts it: standing still is as good as any map."""
+def test_a_single_image_gives_the_identity():
+    """When it is left out, nothing is left to predict it, so no map is better than the identity."""
     for seed in range(20):
         old = features(seed, 1, 6)
         assert torch.equal(fit_drift_map(old, old + features(seed + 1, 1, 6)), torch.eye(6).double())

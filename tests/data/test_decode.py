@@ -175,7 +175,7 @@ def test_exif_rotation_is_applied(tmp_path: Path, name: str, orientation: int) -
     assert nearest == [RED, GREEN, BLUE, WHITE]
 
 
-def test_broken_exif_data_are_ignored(tmp_path: Path) -> None:
+def test_broken_exif_data_is_ignored(tmp_path: Path) -> None:
     path = saved(tmp_path, four_colours(16, 8), "photo.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff", quality=100)
     assert read_image(path).size == (16, 8)
 
@@ -205,7 +205,7 @@ def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         reader(path)  # type: ignore[operator]
 
 
-def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_allows_large_cameras_and_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the header is read: a small file that declares many pixels does not take gigabytes."""
     header = b"\x89PNG\r\n\x1a\n" + bytes([0, 0, 0, 13]) + b"IHDR"
     monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", "")
@@ -219,8 +219,8 @@ def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypat
     for camera_or_panorama in ((11_648, 8_736), (12_000, 9_000), (16_382, 3_894)):
         with decode._opened(png(*camera_or_panorama)) as image:
             assert image.size == camera_or_panorama
-    wanted = "it has 168.0 megapixels, and 110 are allowed; --max-megapixels (or ONEA_MAX_MEGAPIXELS) allows more"
-    with pytest.raises(BadImage, match=re.escape(wanted)):
+    message = "it has 168.0 megapixels, and 110 are allowed; --max-megapixels (or ONEA_MAX_MEGAPIXELS) allows more"
+    with pytest.raises(BadImage, match=re.escape(message)):
         read_image(png(14_000, 12_000))
     pixel_limit.allow_megapixels(168)
     with decode._opened(png(14_000, 12_000)) as image:
@@ -232,7 +232,7 @@ def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypat
 
 
 def test_the_size_is_checked_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all formats: some are decoded when they are opened."""
+    """All formats are checked, because some are decoded when they are opened."""
     loaded: list[str] = []
     monkeypatch.setattr(pixel_limit, "DEFAULT_MAX_PIXELS", 4_999)
     for name in decode._formats(untrusted=False):
@@ -259,7 +259,7 @@ def test_pillows_own_limit_has_our_error_message(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("before", "after"), [(10, pixel_limit.MAX_PIXEL_LIMIT), (10**12, 10**12), (None, None)])
-def test_pillows_limit_is_only_raised(
+def test_pillows_limit_is_never_lowered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", before)
@@ -287,7 +287,7 @@ def test_a_truncated_jpeg_is_reported_as_cut_short(tmp_path: Path) -> None:
         read_image(path)
 
 
-def test_files_that_are_no_images(tmp_path: Path) -> None:
+def test_files_that_are_not_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not an image, only words")
     (tmp_path / "empty.jpg").touch()
     for path, reason in (
@@ -321,7 +321,7 @@ def test_no_permission_and_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_image(path)
 
 
-def test_too_many_open_files_is_no_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_is_not_a_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -358,7 +358,7 @@ def test_damaged_bytes_give_an_image_or_bad_image(
     assert "\n" not in message
 
 
-def test_bad_image_is_a_user_error_and_survives_pickling() -> None:
+def test_bad_image_is_a_user_error_and_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(BadImage(Path("a.jpg"), "the file is cut short")))
     assert isinstance(error, OneaError)
     assert (error.path, error.reason) == (Path("a.jpg"), "the file is cut short")

@@ -17,7 +17,7 @@ def mini():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A plan of five classes, for what does not depend on the number of classes."""
+    """A plan of five classes, for tests that do not depend on the number of classes."""
     plan = dataclasses.replace(PLANS["glyphs-mini"], families={"suits": FAMILIES["suits"], "yin-yang": "☯"}, train=2)
     monkeypatch.setitem(PLANS, "tiny", plan)
     return "tiny"
@@ -35,7 +35,7 @@ def test_the_full_table_is_large_uneven_and_has_a_single_class_task():
     assert len(set(sizes)) >= 6
 
 
-def test_mini_is_a_part_of_about_fifty_classes():
+def test_mini_is_a_subset_of_about_fifty_classes():
     sizes = [len(FAMILIES[name]) for name in MINI]
     assert 8 <= len(sizes) <= 10
     assert 45 <= sum(sizes) <= 55
@@ -67,13 +67,13 @@ def test_every_class_is_in_exactly_one_group(mini):
         assert [mini.classes[c] for c in group.classes] == [unicodedata.name(x).lower() for x in FAMILIES[group.name]]
 
 
-def test_full_plan_has_the_promised_counts():
+def test_the_full_plan_has_the_documented_counts():
     plan = PLANS["glyphs"]
     assert (plan.train, plan.test, plan.chars) == (24, 8, CHARS)
     assert sum(1 for _ in plan.items("train")) == 24 * len(CHARS)
 
 
-def test_two_generations_are_identical(mini):
+def test_images_are_reproducible(mini):
     glyphs._glyphs.cache_clear()
     again = load_glyphs("glyphs-mini")
     assert again.fingerprint == mini.fingerprint
@@ -90,7 +90,7 @@ def test_the_global_random_state_does_not_matter(tiny):
     assert np.array_equal(np.random.get_state()[1], state)
 
 
-def test_a_part_has_the_images_of_the_whole(mini, tiny):
+def test_a_subset_has_the_images_of_the_whole_dataset(mini, tiny):
     whole, part = mini.train.pixels.reshape(-1, 12, 3, SIDE, SIDE), load_glyphs(tiny).train.pixels
     suits = len(FAMILIES["suits"])
     assert np.array_equal(part[: 2 * suits], whole[:suits, :2].reshape(-1, 3, SIDE, SIDE))
@@ -110,7 +110,7 @@ def test_unknown_name():
 # ---- the cache
 
 
-def test_cache_is_read_back(tiny, tmp_path, monkeypatch):
+def test_the_cache_is_used(tiny, tmp_path, monkeypatch):
     drawn = load_glyphs(tiny, tmp_path / "new")
     monkeypatch.setattr(glyphs, "_draw", lambda *_: pytest.fail("rendered again"))
     read = load_glyphs(tiny, tmp_path / "new")
@@ -133,7 +133,7 @@ def test_a_damaged_cache_is_drawn_again(tiny, tmp_path, damage):
     assert path.read_bytes() == whole
 
 
-def test_an_unwritable_cache_is_a_clear_error(tiny, tmp_path):
+def test_an_unwritable_cache_is_reported(tiny, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(OneaError, match="ONEA_CACHE"):
         load_glyphs(tiny, tmp_path / "file")

@@ -43,7 +43,7 @@ def test_bicubic_equals_torchvision(height, width, size):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 40), st.data())
-def test_weights_are_averages_over_the_crop_alone(pixels, size, data):
+def test_weights_are_averages_over_the_crop_only(pixels, size, data):
     length = data.draw(st.integers(1, pixels))
     start = data.draw(st.integers(0, pixels - length))
     weights = axis_weights(torch.tensor([start]), torch.tensor([length]), pixels, size)[0]
@@ -54,7 +54,7 @@ def test_weights_are_averages_over_the_crop_alone(pixels, size, data):
 
 @pytest.mark.parametrize(("height", "width"), [(40, 40), (30, 90), (90, 30)])
 def test_the_distribution_of_boxes_equals_torchvisions(height, width):
-    """Mean and spread of the boxes, ours sampled in one batch and torchvision's one by one."""
+    """Mean and standard deviation of the boxes, ours sampled in one batch and torchvision's one by one."""
     ours = random_crop_boxes(4000, height, width, 0.3, torch.Generator().manual_seed(1)).double()
     torch.manual_seed(1)
     law = RandomResizedCrop(10, scale=(0.3, 1.0))
@@ -85,7 +85,7 @@ def test_mirrored_crops_are_the_crops_flipped():
     torch.testing.assert_close(flipped[1::2], plain[1::2])
 
 
-def test_half_precision_rounds_less_than_bytes_do():
+def test_half_precision_rounds_less_than_uint8():
     """Bytes are exact in half precision, so only the weights and two results are rounded."""
     preprocess, images = Preprocess(28, **IDENTITY), pictures(6, 40, 40)
     drawn = preprocess.sample_crops(6, (40, 40), 0.3, torch.Generator().manual_seed(1))
@@ -130,7 +130,7 @@ def test_flips_happen_half_of_the_time_unless_they_would_change_the_class():
     assert (upright[:, 0, 0, 0] < upright[:, 0, 0, -1]).all()
 
 
-def test_augmentation_depends_on_the_generator_alone():
+def test_augmentation_depends_only_on_the_generator():
     images = pictures(8, 40, 40)
     preprocess = Preprocess(24, **IDENTITY)
     first, again, other = (views(preprocess, images, seed, 0.3) for seed in (1, 1, 2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping of trainings by the accuracy on held-out images."""
+"""Early stopping of the training by the accuracy on held-out images."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from support.models import tiny_model
 from onea.learner import local_head
 
 
-def asked(values: dict, **options):
+def make_values(values: dict, **options):
     bounds = {"epochs": 6, "min_epochs": 6, "max_epochs": 6, "guard": 0.3}
     return prepared(values, "one-a-plus", options=values["options"] | bounds | options)
 
 
 @pytest.fixture
-def shares(monkeypatch):
-    """Shares of right answers as a test would have them, taken one by one."""
+def accuracies(monkeypatch):
+    """Accuracies that replace the measured ones, one after the other."""
     given: list[float] = []
     monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", lambda *_: given.pop(0))
     return given
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
-def test_training_stops_after_patience_epochs_without_improvement(tiny_run, shares, options):
-    shares += [0.2, 0.4, 0.4, 0.3, 0.9]
-    ready = asked(tiny_run, patience=2, **options)
+def test_training_stops_after_patience_epochs_without_improvement(tiny_run, accuracies, options):
+    accuracies += [0.2, 0.4, 0.4, 0.3, 0.9]
+    ready = make_values(tiny_run, patience=2, **options)
     report = ready.method.learn(ready.task(0))
     assert report["epochs"] == len(report["losses"]) == 4
-    assert shares == [0.9]
+    assert accuracies == [0.9]
     assert not ready.method.adapter.training
 
 
-def test_training_with_improvements_does_not_stop(tiny_run, shares):
-    shares += [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    ready = asked(tiny_run, patience=1)
+def test_training_with_improvements_does_not_stop(tiny_run, accuracies):
+    accuracies += [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    ready = make_values(tiny_run, patience=1)
     assert ready.method.learn(ready.task(0))["epochs"] == 6
-    assert not shares
+    assert not accuracies
 
 
 @pytest.mark.parametrize("options", [{}, {"patience": 1, "guard": 0.0}])
-def test_accuracy_is_not_measured_by_default_or_without_held_out_images(tiny_run, shares, options):
-    ready = asked(tiny_run, **options)
+def test_accuracy_is_not_measured_by_default_or_without_held_out_images(tiny_run, accuracies, options):
+    ready = make_values(tiny_run, **options)
     assert ready.method.learn(ready.task(0))["epochs"] == 6
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
-def test_measuring_does_not_change_the_training(tiny_run, options):
-    plain, watched = (learn_all(asked(tiny_run, patience=patience, **options)) for patience in (0, 6))
+def test_measuring_the_accuracy_does_not_change_the_training(tiny_run, options):
+    plain, watched = (learn_all(make_values(tiny_run, patience=patience, **options)) for patience in (0, 6))
     assert all(torch.equal(value, watched.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
@@ -69,13 +69,13 @@ def test_the_accuracy_is_that_of_the_head_on_whole_images(tiny_run, monkeypatch,
         return found[-1]
 
     monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", noted)
-    ready = asked(tiny_run, patience=6, **options)
+    ready = make_values(tiny_run, patience=6, **options)
     ready.method.learn(ready.task(0))
     assert len(found) == 6
 
 
-def test_early_stopping_of_models(tiny_vit, tiny_images, shares):
-    shares += [0.5, 0.5, 0.9]
+def test_early_stopping_of_models(tiny_vit, tiny_images, accuracies):
+    accuracies += [0.5, 0.5, 0.9]
     bounds = {"min_epochs": 4, "max_epochs": 4, "patience": 1}
     model = tiny_model(tiny_vit, epochs=4, options=bounds, held_out=0.3).learn(tiny_images / "train")
     assert model.history[-1]["epochs"] == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed views: the blocks below the adapter run once for each, and nothing else changes."""
+"""Fixed views: the blocks below the adapter run once for each view, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from onea.vit.batching import padded_size
 VIEWS = 3
 
 
-def asked(values: dict, method: str = "one-a-plus", **options):
+def make_values(values: dict, method: str = "one-a-plus", **options):
     return prepared(values, method, options=values["options"] | options)
 
 
 @contextmanager
-def counted(vit):
-    """How many images have passed the first block and the last one."""
+def count_images(vit):
+    """Count the images that pass the first and the last block."""
     passed = [0, 0]
     handles = []
     for place, block in ((0, vit.vit.blocks[0]), (1, vit.vit.blocks[-1])):
@@ -39,7 +39,7 @@ def counted(vit):
 
 @pytest.fixture
 def ready(tiny_run):
-    return asked(tiny_run, adapter_blocks=1)
+    return make_values(tiny_run, adapter_blocks=1)
 
 
 @pytest.fixture
@@ -51,14 +51,14 @@ def adapters(ready):
     return made
 
 
-def some_views(ready, adapters, dtype=torch.float32) -> FixedViews:
+def make_views(ready, adapters, dtype=torch.float32) -> FixedViews:
     task, method = ready.task(0), ready.method
     crops = [task.images.sample_crops(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
     return FixedViews(method.vit, method.runtime, task.images, task.rows, crops, 0.3, adapters, dtype)
 
 
 def images_of(ready, positions, views):
-    """The same views by themselves, image by image."""
+    """The same views, computed image by image."""
     task, shown = ready.task(0), []
     crops = [task.images.sample_crops(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
     for position, view in zip(positions.tolist(), views.tolist(), strict=True):
@@ -76,7 +76,7 @@ POSITIONS, OF_EACH = torch.tensor([4, 0, 17, 3, 4, 9]), torch.tensor([0, 2, 1, 0
 def test_features_and_gradients_are_those_of_the_whole_network_on_the_same_views(ready, adapters, room, monkeypatch):
     if not room:
         monkeypatch.setattr(fixed_views, "MAX_HOST_BYTES", 0)
-    vit, views = ready.method.vit, some_views(ready, adapters)
+    vit, views = ready.method.vit, make_views(ready, adapters)
     for _ in range(2):  # computed, then kept
         mine = vit.forward_from_block(views.tokens(POSITIONS, OF_EACH), adapters)
         theirs = vit(images_of(ready, POSITIONS, OF_EACH), adapters)
@@ -88,13 +88,13 @@ def test_features_and_gradients_are_those_of_the_whole_network_on_the_same_views
         )
         everyone = torch.arange(len(views.rows))
         for view in range(VIEWS):
-            wanted = vit(images_of(ready, everyone, torch.full_like(everyone, view)), adapters)
-            torch.testing.assert_close(views.features(view, adapters), wanted, rtol=1e-4, atol=1e-4)
+            expected = vit(images_of(ready, everyone, torch.full_like(everyone, view)), adapters)
+            torch.testing.assert_close(views.features(view, adapters), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_cache_holds_tokens_in_half_precision(ready, adapters):
     whole, half = (
-        some_views(ready, adapters, dtype).tokens(POSITIONS, OF_EACH) for dtype in (torch.float32, torch.float16)
+        make_views(ready, adapters, dtype).tokens(POSITIONS, OF_EACH) for dtype in (torch.float32, torch.float16)
     )
     assert half.dtype == torch.float16
     # Half a unit in the last of 11 bits; below the smallest normal number, 2^-14, half of 2^-24.
@@ -104,15 +104,15 @@ def test_the_cache_holds_tokens_in_half_precision(ready, adapters):
 def test_large_tokens_stay_finite_in_half_precision(ready, adapters, monkeypatch):
     below = type(ready.method.vit).forward_to_block
     monkeypatch.setattr(type(ready.method.vit), "forward_to_block", lambda *given: 1e9 * below(*given))
-    tokens = some_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
+    tokens = make_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
     assert tokens.isfinite().all()
     assert tokens.abs().max() == torch.finfo(torch.float16).max
 
 
-def test_cached_views_pass_the_lower_blocks_once(ready, adapters, monkeypatch):
+def test_cached_views_pass_the_first_blocks_once(ready, adapters, monkeypatch):
     images = len(ready.task(0))
-    with counted(ready.method.vit) as passed:
-        views = some_views(ready, adapters)
+    with count_images(ready.method.vit) as passed:
+        views = make_views(ready, adapters)
         for _ in range(2):
             for view in range(VIEWS):
                 views.features(view, adapters)
@@ -121,8 +121,8 @@ def test_cached_views_pass_the_lower_blocks_once(ready, adapters, monkeypatch):
     size = VIEWS * images * ready.method.vit.tokens * ready.method.vit.width * 4
     for most, room in ((size, True), (size - 1, False)):
         monkeypatch.setattr(fixed_views, "MAX_HOST_BYTES", most)
-        with counted(ready.method.vit) as passed:
-            views = some_views(ready, adapters)
+        with count_images(ready.method.vit) as passed:
+            views = make_views(ready, adapters)
             views.features(0, adapters), views.features(0, adapters)
         assert passed[0] == (1 if room else 2) * padded_size(images)
 
@@ -132,7 +132,7 @@ def test_every_epoch_uses_the_next_view_of_each_image(ready, adapters, monkeypat
     monkeypatch.setattr(FixedViews, "_look_up", lambda _, *given: asked_for.append(given) or given[0])
     task = ready.task(0)
     chosen = task.subset(torch.arange(len(task)) % 5 != 2)  # held-out images have views, too
-    batches = some_views(ready, adapters).batches(chosen, 4, 2)
+    batches = make_views(ready, adapters).batches(chosen, 4, 2)
     seen: dict[int, list[int]] = {}
     for epoch in range(4):
         order = torch.Generator().manual_seed(epoch)
@@ -148,18 +148,18 @@ def test_every_epoch_uses_the_next_view_of_each_image(ready, adapters, monkeypat
 
 
 def test_adapters_in_all_blocks_use_new_crops_in_every_epoch(tiny_run):
-    plain = learn_all(asked(tiny_run)).state_dict()
+    plain = learn_all(make_values(tiny_run)).state_dict()
     for options in ({"adapter_blocks": 2, "cached_views": 0}, {"cached_views": 7}):
-        other = learn_all(asked(tiny_run, **options)).state_dict()
+        other = learn_all(make_values(tiny_run, **options)).state_dict()
         assert plain.keys() == other.keys()
         assert all(torch.equal(plain[name], other[name]) for name in plain)
 
 
 @pytest.mark.parametrize("views", [1, 3])
 def test_guard_drift_map_and_statistics_use_the_cached_views(tiny_run, views):
-    ready = asked(tiny_run, adapter_blocks=1, cached_views=2, views=views, guard=0.3)
+    ready = make_values(tiny_run, adapter_blocks=1, cached_views=2, views=views, guard=0.3)
     task = ready.task(0)
-    with counted(ready.method.vit) as passed:
+    with count_images(ready.method.vit) as passed:
         report = ready.method.learn(task)
     assert report["trained"] or report["guard"]
     held_out = report["guard"]["images"]
@@ -171,11 +171,11 @@ def test_guard_drift_map_and_statistics_use_the_cached_views(tiny_run, views):
 
 
 def test_a_task_without_training_caches_no_tokens(tiny_run, monkeypatch):
-    ready = asked(tiny_run, adapter_blocks=1, single_class="skip", views=2)
+    ready = make_values(tiny_run, adapter_blocks=1, single_class="skip", views=2)
     ready.method.learn(ready.task(0))
     monkeypatch.setattr(FixedViews, "__init__", None)
     task = ready.task(1)
-    with counted(ready.method.vit) as passed:
+    with count_images(ready.method.vit) as passed:
         assert ready.method.learn(task) == {"trained": False}
     assert passed == [2 * padded_size(len(task))] * 2, "each image as it is and in a crop"
 

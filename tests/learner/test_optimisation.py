@@ -19,7 +19,7 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.runtime import make_runtime
 
 
-class Ramp:
+class RowImages:
     """Images whose pixels are their row number, so that a test can check the training images."""
 
     device = torch.device("cpu")
@@ -38,8 +38,8 @@ class Ramp:
         return iter((rows.float()[:, None] / self.count + noise).split(size))
 
 
-def ramp_task(count: int = 10, classes: int = 2, seed: int = 1) -> Task:
-    return Task(0, "ramp", range(classes), Ramp(count), torch.arange(count), torch.arange(count) % classes, seed)
+def make_task(count: int = 10, classes: int = 2, seed: int = 1) -> Task:
+    return Task(0, "ramp", range(classes), RowImages(count), torch.arange(count), torch.arange(count) % classes, seed)
 
 
 def naive_contrastive(features: np.ndarray, labels: np.ndarray, margin: float) -> float:
@@ -90,22 +90,22 @@ def test_epochs_with_and_without_a_plan():
     assert AdapterTraining(epochs=7, min_epochs=1, epoch_growth=0).epochs_for(36, None) == 7
 
 
-def test_training_equals_a_hand_written_loop():
-    """Same data order, learning-rate curve and updates as plain PyTorch."""
-    task, recipe = ramp_task(), Recipe(0.3, 0.01, batch_size=4, epochs=3, crop_scale=1)
+def test_training_equals_a_plain_pytorch_loop():
+    """The order of the images, the learning rates and the updates are the same."""
+    task, recipe = make_task(), Recipe(0.3, 0.01, batch_size=4, epochs=3, crop_scale=1)
 
-    def fresh() -> nn.Linear:
+    def new_layer() -> nn.Linear:
         torch.manual_seed(0)
         return nn.Linear(1, 2)
 
-    ours = fresh()
+    ours = new_layer()
     losses = train(
         [ParamGroup(ours)], lambda x, y: F.cross_entropy(ours(x), y), task, recipe, make_runtime("cpu", "fp32", 1)
     )
 
     from onea import seeds
 
-    theirs = fresh()
+    theirs = new_layer()
     optimiser = torch.optim.SGD(theirs.parameters(), 0.3, momentum=0.9, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 3)
     order, crops = seeds.generator(1, 0, "order"), seeds.generator(1, 0, "crops")
@@ -134,21 +134,21 @@ def test_training_does_not_touch_the_global_random_state():
     train(
         [ParamGroup(module)],
         lambda x, y: F.cross_entropy(F.dropout(module(x)), y),
-        ramp_task(),
+        make_task(),
         Recipe(0.1, 0, 4, 1, 1),
         make_runtime("cpu", "fp32", 1),
     )
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_a_loss_that_is_not_finite_names_task_epoch_and_step():
+def test_an_infinite_loss_is_reported_with_task_epoch_and_step():
     calls = iter([1.0, 2.0, 3.0, 4.0, float("nan"), 5.0])
     weight = nn.Linear(1, 1)
     with pytest.raises(OneaError, match=r"nan in task 1, epoch 2, step 2; lower the learning rate"):
         train(
             [ParamGroup(weight)],
             lambda x, _: weight(x).sum() * 0 + next(calls),
-            ramp_task(),
+            make_task(),
             Recipe(0.1, 0, 4, 2, 1),
             make_runtime("cpu", "fp32", 1),
         )

@@ -15,7 +15,7 @@ from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
 
 
-class StandIn:
+class FakeStepGraph:
     """Runs every step like a CUDA graph: on copies of the inputs in fixed memory."""
 
     def __init__(self, step, device):
@@ -30,7 +30,7 @@ class StandIn:
         own = self._inputs.setdefault(kind, [torch.empty_like(given) for given in inputs])
         for mine, given in zip(own, inputs, strict=True):
             mine.copy_(given)
-        StandIn.taken += 1
+        FakeStepGraph.taken += 1
         return self._step(*own).clone()
 
 
@@ -45,14 +45,14 @@ def test_captured_steps_learn_the_same(tiny_run, store, blocks, drop, monkeypatc
         patch_drop_rate=drop,
     )  # fmt: skip
     results = []
-    StandIn.taken = 0
+    FakeStepGraph.taken = 0
     for recorded in (False, True):
         if recorded:
             monkeypatch.setattr(optimisation, "_can_capture", lambda *_: True)
-            monkeypatch.setattr(optimisation, "StepGraph", StandIn)
+            monkeypatch.setattr(optimisation, "StepGraph", FakeStepGraph)
         results.append(train_adapter(vit, initial_adapters(vit, options, 1), task, options, runtime, None))
     plain, recorded = results
-    assert StandIn.taken == 3 * -(-len(task) // 4)
+    assert FakeStepGraph.taken == 3 * -(-len(task) // 4)
     # The rate is a float32 in a recording, hence the last digits.
     torch.testing.assert_close(recorded.tensors, plain.tensors, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.tensor(recorded.report["losses"]), torch.tensor(plain.report["losses"]))

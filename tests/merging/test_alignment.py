@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where alignment must help and where it must hurt, the strength of gates, and which base has them."""
+"""When alignment helps and when it hurts, the strength of gates, and the base to which they apply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def rotated_sides(angle: float, seed: int, rows: int = 12, rank: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    """A base, an align side whose columns are turned out of the base's by an angle, and the part left inside."""
+    """A base, an align side whose columns are rotated out of the base's by an angle, and the part that stays inside."""
     basis = torch.linalg.qr(random(rows, 2 * rank, seed=seed))[0]
     inner, outer = basis[:, :rank], basis[:, rank:]
     core = torch.linalg.qr(random(rank, rank, seed=seed + 1))[0]
@@ -40,8 +40,8 @@ def merged(base: Tensor, align: Tensor, share: float, *, alignment: bool) -> Ten
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0, math.pi / 2), st.floats(0.05, 0.5), st.integers(0, 999))
-def test_alignment_helps_by_what_it_drops_if_that_is_noise_and_hurts_by_it_if_it_is_knowledge(angle, share, seed):
-    """The theory's case, in which all knowledge lies in the columns of the base, and its opposite."""
+def test_alignment_helps_if_it_drops_noise_and_hurts_equally_if_it_drops_knowledge(angle, share, seed):
+    """All knowledge is in the column space of the base, as the theory assumes, or all is outside."""
     base, align, inside = rotated_sides(angle, seed)
     aligned, unaligned = (merged(base, align, share, alignment=choice) for choice in (True, False))
     if_noise, if_knowledge = ((1 - share) * base + share * side for side in (inside, align))
@@ -53,8 +53,8 @@ def test_alignment_helps_by_what_it_drops_if_that_is_noise_and_hurts_by_it_if_it
 
 
 @pytest.mark.parametrize("rank", [4, 16, 24])
-def test_alignment_does_nothing_to_a_down_projection(rank):
-    """A bottleneck no wider than the network: the rows' whole space is spanned by the base, so nothing is dropped."""
+def test_alignment_does_not_change_a_down_projection(rank):
+    """With a bottleneck no wider than the network, the base spans the whole space, so nothing is dropped."""
     base, align = random(rank, 24, seed=1), random(rank, 24, seed=2)
     torch.testing.assert_close(merged(base, align, 0.3, alignment=True), merged(base, align, 0.3, alignment=False))
     assert share_in_subspace(fuse(base[None], align[None], 0.3, NO_GATES)).item() == pytest.approx(1)
@@ -81,7 +81,7 @@ def test_the_measures_of_an_angle_are_its_squared_cosine(degrees):
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from([(4, 9), (9, 4)]), st.integers(0, 999), st.floats(0.05, 1), st.floats(0, 20))
-def test_even_gates_move_as_far_as_the_gates_in_the_direction_of_no_gates(shape, seed, share, kappa):
+def test_even_gates_move_as_far_as_gates_along_the_ungated_update(shape, seed, share, kappa):
     base, align = random(1, *shape, seed=seed), random(1, *shape, seed=seed + 1)
     gated, even, ungated = (
         fuse(base, align, share, gate) for gate in (Gate(kappa=kappa), Gate(kappa=kappa, even_gates=True), NO_GATES)
@@ -92,12 +92,12 @@ def test_even_gates_move_as_far_as_the_gates_in_the_direction_of_no_gates(shape,
     assert effective_gate(gated.gates, gated.left.mT @ (align - base)).item() == pytest.approx(even.gates[0, 0].item())
 
 
-def test_gates_on_a_new_base_hold_back_what_was_learned_before():
-    """The gates pull towards the base. If that is the new side, the old one loses about half of its share."""
+def test_gates_on_a_new_base_hold_back_the_earlier_tasks():
+    """Gates pull towards the base. If it is the new side, the old side loses about half of its share."""
     old, new = {"w": torch.zeros(4, 6) + 1e-3 * random(4, 6, seed=1).float()}, {"w": random(4, 6, seed=2).float()}
 
     def share_of_old(operator: OneAMerge, sizes: Sizes) -> float:
-        """How far the result has stayed from the new side, as a share of the way from the old one."""
+        """The distance of the result from the new side, as a share of the distance between the sides."""
         result = operator(old, new, sizes, {}).tensors["w"]
         return float((result - new["w"]).norm() / (old["w"] - new["w"]).norm())
 

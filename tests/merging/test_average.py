@@ -16,7 +16,7 @@ SIZES = Sizes(3, 4, 30, 40)
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 12), st.integers(0, 999))
-def test_running_equals_the_plain_mean_of_all(count, seed):
+def test_the_running_mean_equals_the_mean_of_all_tasks(count, seed):
     generator = torch.Generator().manual_seed(seed)
     sides = [torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(count)]
     kept: Tensors = {"w": sides[0]}
@@ -26,6 +26,6 @@ def test_running_equals_the_plain_mean_of_all(count, seed):
     torch.testing.assert_close(kept["w"], torch.stack(sides).mean(0))
 
 
-def test_refuses_a_nan():
+def test_nan_is_refused():
     with pytest.raises(OneaError, match="NaN"):
         RunningMean()({"w": torch.ones(1)}, {"w": torch.tensor([torch.nan])}, SIZES, {})

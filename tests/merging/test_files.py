@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging files: the same numbers as in memory, a card about the merge, and one sentence for every mistake."""
+"""Merging files: the same results as in memory, a card about the merge, and one sentence for every error."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def write_state(path: Path, seed: int, classes: int, samples: int) -> Path:
     return path
 
 
-def test_states_of_runs_have_an_adapter_and_its_sizes(tmp_path):
+def test_states_of_runs_include_adapter_and_counts(tmp_path):
     files = [write_state(tmp_path / "a.safetensors", 1, 3, 300), write_state(tmp_path / "b.safetensors", 2, 1, 90)]
     out = tmp_path / "merged.safetensors"
     card = merge_files(files, out, operator="weighted-mean")
@@ -354,7 +354,7 @@ def test_patterns_match_as_in_peft(key, name, expected):
 
 
 def test_a_pattern_cannot_cause_catastrophic_backtracking(tmp_path):
-    """Python's own matcher would take longer than the age of the universe."""
+    """Python's matcher would take longer than the age of the universe."""
     a = write_lora(tmp_path / "a", 1)
     tensors = load_file(a / "adapter_model.safetensors")
     tensors = {name.replace("query", "a" * 60): value for name, value in tensors.items()}
@@ -409,7 +409,7 @@ def test_the_command_merges_loras_at_a_rank(command, tmp_path):
     assert read_source(tmp_path / "out").lora is not None
 
 
-def test_a_mistake_on_the_command_line_is_one_sentence(command, tmp_path):
+def test_an_invalid_command_is_refused_in_one_sentence(command, tmp_path):
     a = write_matrices(tmp_path / "a.safetensors", 1)
     done = command(a, a, "--classes", "forty,5", "-o", tmp_path / "x.safetensors")
     assert isinstance(done.exception, OneaError)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merge against the paper's own chain of formulas, and every property the method promises."""
+"""One-A's merge against the paper's sequence of formulas, and its properties."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_align_share_leaves_the_base(shape, seed):
     torch.testing.assert_close(merge_one(base, random(shape, seed + 1), 0.0), base)
 
 
-def test_gates_are_one_half_without_sharpness_and_a_step_with_it():
+def test_gates_are_one_half_at_zero_sharpness_and_a_step_at_infinite_sharpness():
     spectrum = torch.linspace(1, 0.01, 100, dtype=torch.float64)[None]
     assert torch.equal(gate_values(spectrum, 0.0, 0.3), torch.full_like(spectrum, 0.5))
     sharp = gate_values(spectrum, 1e9, 0.3)[0]
@@ -137,7 +137,7 @@ def test_rotating_both_sides_rotates_the_result(shape, seed):
     torch.testing.assert_close(merge_one(Q @ base @ R, Q @ align @ R, 0.3), Q @ merge_one(base, align, 0.3) @ R)
 
 
-def test_a_vector_is_a_matrix_of_one_row_and_a_zero_base_is_not_absorbing():
+def test_a_vector_is_a_matrix_of_one_row_and_a_zero_base_is_replaced():
     base, align = {"bias": torch.tensor([1.0, -2.0])}, {"bias": torch.tensor([3.0, 0.0])}
     share = 6 / 20
     merged, _ = OneAMerge()(base, align, SIZES, {})
@@ -191,7 +191,7 @@ def test_stacked_layers_merge_like_single_ones_and_nothing_is_mutated():
 
 
 def test_a_permutation_of_hidden_units_on_one_side_matters():
-    """Adapters start from independent weights, so their hidden units do not correspond; the merge does not pretend."""
+    """Adapters start from independent weights, so their hidden units do not correspond."""
     base, align = random((4, 9), 1), random((4, 9), 2)
     shuffled = align[[1, 0, 3, 2]]
     assert not torch.allclose(merge_one(base, align, 0.3), merge_one(base, shuffled, 0.3))
@@ -212,7 +212,7 @@ def test_unmergeable_sides_are_refused(new, words):
 
 
 @pytest.mark.parametrize("switches", [{"quantile": 1.5}, {"kappa": -1}])
-def test_senseless_switches_are_refused(switches):
+def test_invalid_switches_are_refused(switches):
     with pytest.raises(OneaError, match="must"):
         OneAMerge(**switches)
 
@@ -221,7 +221,7 @@ def test_senseless_switches_are_refused(switches):
 @pytest.mark.parametrize("decades", [0, 1, 3, 3.9])
 @pytest.mark.parametrize("rest", [0.0, 1e-9, 1e-13])
 def test_the_short_decomposition_moves_directions_as_the_full_one_does(shape, decades, rest):
-    """Against torch's SVD, for spectra that fall by so many powers of ten and end in next to nothing."""
+    """Against torch's SVD, for spectra that fall by several powers of ten to almost zero."""
     values = torch.cat([torch.logspace(0, -decades, 12), torch.full((4,), rest)]).double()
     matrices = torch.stack([with_spectrum(shape, values, 7), torch.zeros(shape, dtype=torch.float64)])
     mine, spectrum = left_singular(matrices)

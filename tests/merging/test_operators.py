@@ -237,7 +237,7 @@ def test_acmap_is_the_running_mean_until_its_limit_and_then_stays():
     assert_same(limited, expected)
 
 
-def test_task_arithmetic_scales_every_task_alike():
+def test_task_arithmetic_scales_all_tasks_equally():
     sides = [side(index) for index in range(4)]
     result = fold(make_operator("task-arithmetic"), sides, [1] * 4, [0] * 4)
     assert_same(result, {key: 0.3 * sum(tensors[key] for tensors in sides) for key in SHAPES})
@@ -268,7 +268,7 @@ def test_ties_trims_the_new_side_over_all_tensors_together():
         assert torch.equal(merged[key][small], old[key][small]), "what is trimmed has no vote"
 
 
-def test_ties_does_not_scale_the_past_twice():
+def test_ties_does_not_scale_earlier_tasks_twice():
     sides = [side(index) for index in range(3)]
     plain, scaled = (fold(make_operator("ties", scale=scale), sides, [1] * 3, [0] * 3) for scale in (1, 0.6))
     assert_same(scaled, {key: 0.6 * value for key, value in plain.items()})
@@ -414,7 +414,7 @@ def test_the_shared_basis_is_orthonormal_and_holds_both_sides():
     torch.testing.assert_close(energy, torch.diag(spectrum.square()))
 
 
-def test_knots_ties_merges_codes_not_entries_and_turns_with_the_outputs():
+def test_knots_ties_merges_codes_and_rotates_with_the_outputs():
     old, new = {"w": random((5, 7), 1)}, {"w": random((5, 7), 2)}
     merged = make_operator("knots-ties", density=0.3)(old, new, SIZES, {}).tensors["w"]
     assert not torch.allclose(merged, make_operator("ties", density=0.3)(old, new, SIZES, {}).tensors["w"])
@@ -434,7 +434,7 @@ def test_knots_folds_a_bias_into_its_weight_as_a_column():
     torch.testing.assert_close(torch.cat([apart["l.weight"], apart["l.bias"][:, None]], 1), together)
 
 
-def test_knots_of_something_with_itself_is_itself():
+def test_knots_of_two_equal_sides_changes_nothing():
     untrimmed = make_operator("knots-ties", density=1)
     assert_same(untrimmed(side(1), side(1), SIZES, {}).tensors, side(1), rtol=1e-6, atol=1e-5)
 
@@ -449,13 +449,13 @@ def orthogonal_pair() -> tuple[Tensor, Tensor]:
     return old, left[:, 2:4] * values[2:] @ right[:, 2:4].T
 
 
-def test_tsv_puts_orthogonal_sides_together_unchanged():
+def test_tsv_adds_orthogonal_sides_unchanged():
     old, new = orthogonal_pair()
     merged, _ = make_operator("tsv")({"w": old}, {"w": new}, Sizes(3, 3, 3, 3), {})
     torch.testing.assert_close(merged["w"], old + new)
 
 
-def test_tsv_shares_the_components_out_by_classes():
+def test_tsv_divides_the_components_by_classes():
     old, new = orthogonal_pair()
     merged, _ = make_operator("tsv", components=3)({"w": old}, {"w": new}, Sizes(20, 1, 20, 1), {})
     first = leading_components(new, 1)
@@ -481,7 +481,7 @@ def test_iso_c_has_a_flat_spectrum_of_unchanged_rank_and_sum():
     torch.testing.assert_close(state["sum.w"].float(), (old + new).float())
 
 
-def test_iso_c_flattens_the_raw_sum_not_what_was_deployed():
+def test_iso_c_flattens_the_raw_sum_not_the_deployed_copy():
     sides = [side(index) for index in range(4)]
     result = fold(make_operator("iso-c", scale=1.3), sides, [1] * 4, [0] * 4)
     total = sum(tensors["up.weight"] for tensors in sides)
@@ -503,7 +503,7 @@ def test_opcm_keeps_the_mean_norm_of_the_tasks(count, alpha, keep_diagonal):
 
 
 def full_opcm(old: Tensor, new: Tensor, alpha: float, keep_diagonal: bool) -> Tensor:
-    """The projection as the paper writes it, with full bases."""
+    """The projection as in the paper, with full bases."""
     U, s, Vt = torch.linalg.svd(old, full_matrices=True)
     c = U.T @ new @ Vt.T
     block = next(i for i in range(len(s)) if s[: i + 1].sum() / s.sum() > alpha)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The round trip through PEFT itself: adapters it saved, merged by us, load in it and do what the merge says."""
+"""Adapters that PEFT saved and onea merged load in PEFT and have the merged updates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save_adapter(network: Network, folder: Path, seed: int, **config) -> Path:
 
 
 def updates(network: Network, folder: Path) -> dict[str, Tensor]:
-    """What PEFT adds to the network's weights when it folds an adapter into them.
+    """The updates that PEFT adds to the network's weights when it merges an adapter into them.
 
     In float64: the difference of two float32 weights has noise near the cut-offs below which operators see nothing.
     """
@@ -68,7 +68,7 @@ def updates(network: Network, folder: Path) -> dict[str, Tensor]:
         ({"r": 2, "rank_pattern": {"layers.0.query": 5}, "alpha_pattern": {"value": 1}}, {"r": 4, "lora_alpha": 4}),
     ],
 )
-def test_a_merged_folder_loads_in_peft_and_holds_the_merged_updates(operator, first, second, network, tmp_path):
+def test_a_merged_folder_loads_in_peft_with_the_merged_updates(operator, first, second, network, tmp_path):
     folders = [save_adapter(network, tmp_path / "a", 1, **first), save_adapter(network, tmp_path / "b", 2, **second)]
     merge_files(folders, tmp_path / "out", operator=operator, classes=[40, 5], samples=[1200, 90])
     old, new = (updates(network, folder) for folder in folders)
@@ -77,7 +77,7 @@ def test_a_merged_folder_loads_in_peft_and_holds_the_merged_updates(operator, fi
         torch.testing.assert_close(found, expected[name], rtol=1e-3, atol=1e-5)
 
 
-def test_an_asked_rank_loads_too_and_the_outputs_follow(network, tmp_path):
+def test_a_result_of_given_rank_loads_and_approximates_the_outputs(network, tmp_path):
     import peft
 
     folders = [save_adapter(network, tmp_path / "a", 1), save_adapter(network, tmp_path / "b", 2)]

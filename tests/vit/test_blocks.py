@@ -44,7 +44,7 @@ def timms(vit: FrozenViT, network: Any = None) -> torch.Tensor:
     return network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
 
 
-def same(found: torch.Tensor, expected: torch.Tensor, plain: torch.Tensor) -> None:
+def check_hooked(found: torch.Tensor, expected: torch.Tensor, plain: torch.Tensor) -> None:
     """The hooked features equal timm's and differ from those without hooks."""
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found, plain, rtol=1e-2, atol=1e-3)
@@ -58,7 +58,7 @@ def trained(vit: FrozenViT, generator: torch.Generator) -> Adapters:
 
 
 def test_adapters(vit, generator):
-    """Parallel to the MLP, for all norms and layer scales; also when compiled, and when the pass is split."""
+    """Adapters are parallel to the MLP, for all norms and layer scales; also in compiled and split forward passes."""
     adapters = trained(vit, generator)
     network, streams = copy.deepcopy(vit.vit), {}
     for index, block in enumerate(network.blocks):
@@ -66,7 +66,7 @@ def test_adapters(vit, generator):
         block.norm2.register_forward_pre_hook(lambda _, x, i=index: streams.__setitem__(i, x[0]))
         block.register_forward_hook(lambda _, __, out, i=index, own=own: out + own(streams[i]))
     found, images = vit(images_for(vit), adapters), images_for(vit)
-    same(found, timms(vit, network), vit(images))
+    check_hooked(found, timms(vit, network), vit(images))
     torch.testing.assert_close(vit.forward_from_block(vit.forward_to_block(images, adapters), adapters), found)
     torch.compiler.reset()
     try:
@@ -76,7 +76,7 @@ def test_adapters(vit, generator):
 
 
 def test_lora(vit, generator):
-    """Equal to adding its matrices to the projections."""
+    """LoRA equals adding its products to the projection matrices."""
     down = torch.randn(3, vit.width, generator=generator) / 7
     updates = [{name: LowRank(down, trains_down=True) for name in ("q", "v")} for _ in range(vit.depth)]
     hooks = LowRankUpdates(updates)
@@ -90,7 +90,7 @@ def test_lora(vit, generator):
                 joint.weight[row : row + vit.width] if joint is not None else getattr(block.attn, f"{name}_proj").weight
             )
             target += update.matrix()
-    same(vit(images_for(vit), hooks), timms(vit, network), vit(images_for(vit)))
+    check_hooked(vit(images_for(vit), hooks), timms(vit, network), vit(images_for(vit)))
 
 
 def test_prompts_between_class_token_and_patches(vit, generator):
@@ -104,25 +104,25 @@ def test_prompts_between_class_token_and_patches(vit, generator):
         if hasattr(block.attn, "num_prefix_tokens"):
             block.attn.num_prefix_tokens += 3
         x = block(x, rope=rope) if rope is not None else block(x)
-    same(vit(images, hooks), hooks.pool(network.norm(x)), vit(images))
+    check_hooked(vit(images, hooks), hooks.pool(network.norm(x)), vit(images))
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_tokens_behind_the_patches(vit, generator, deep):
+def test_tokens_after_the_patches(vit, generator, deep):
     hooks = VPT(vit.depth, vit.width, 2, deep=deep)
     hooks.prompts.normal_(generator=generator)
     images, turned = images_for(vit), rotary_embeddings(vit.vit, 0)
     x = vit.embed(images)
     for index, block in enumerate(vit.vit.blocks):
         x = hooks.before_block(index, x)
-        if turned:  # an angle of zero for what is behind the patches
+        if turned:  # an angle of zero for the tokens after the patches
             table = turned[index].table
             still = table.new_tensor([0.0, 1.0]).repeat_interleave(table.shape[-1] // 2).expand(2, -1)
             x = block(x, rope=torch.cat([table, still]))
         else:
             x = block(x)
         x = hooks.after_block(index, x)
-    same(vit(images, hooks), vit.features(x), vit(images))
+    check_hooked(vit(images, hooks), vit.features(x), vit(images))
 
 
 def test_prefixes_of_keys_and_values(vit, generator, monkeypatch):
@@ -132,17 +132,17 @@ def test_prefixes_of_keys_and_values(vit, generator, monkeypatch):
     attend, waiting = F.scaled_dot_product_attention, iter(range(vit.depth))
 
     def prefixed(q, k, v, **rest):
-        if (index := next(waiting, None)) is not None:  # attention that pools comes after the blocks
+        if (index := next(waiting, None)) is not None:  # attention pooling follows after the blocks
             keys, values = (part.expand(len(k), -1, -1, -1) for part in hooks.prefix(index))
             k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
         return attend(q, k, v, **rest)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", prefixed)
-    same(found, timms(vit), plain)
+    check_hooked(found, timms(vit), plain)
 
 
 def test_scales_and_shifts(vit, generator):
-    """After every operation; a projection whose biases are kept apart is one operation with them."""
+    """Scales and shifts follow every operation; a projection with separate biases is one operation."""
     ssf = SSF(vit, generator, deviation=0.3)
     network = copy.deepcopy(vit.vit)
 
@@ -152,7 +152,7 @@ def test_scales_and_shifts(vit, generator):
         if name.endswith(".qkv") and getattr(parent := network.get_submodule(name[:-4]), "q_bias", None) is not None:
             bias = torch.cat([parent.q_bias, parent.k_bias, parent.v_bias]).clone()
             parent.q_bias.zero_(), parent.v_bias.zero_()
-            parent.qkv_bias_separate = True  # or timm goes around the layer
+            parent.qkv_bias_separate = True  # otherwise timm bypasses the layer
         shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
         scale, shift = ssf.scale[key].view(shape), ssf.shift[key].view(shape)
         layer.register_forward_hook(lambda _, __, out: (out + bias) * scale + shift)
@@ -160,18 +160,18 @@ def test_scales_and_shifts(vit, generator):
     for name, layer in network.named_modules():
         if isinstance(layer, nn.LayerNorm | nn.Linear | nn.Conv2d):
             wrap(name, layer)
-    same(vit(images_for(vit), ssf), timms(vit, network), vit(images_for(vit)))
+    check_hooked(vit(images_for(vit), ssf), timms(vit, network), vit(images_for(vit)))
 
 
 def test_fine_tuning(vit):
     tuned = FineTuned(vit)
     for parameter in tuned.parameters():
         parameter.mul_(1.1)
-    same(vit(images_for(vit), tuned), timms(vit, tuned.copy), vit(images_for(vit)))
+    check_hooked(vit(images_for(vit), tuned), timms(vit, tuned.copy), vit(images_for(vit)))
 
 
 def test_fp8_products_approximate_full_precision(vit):
-    """In the layers of every family; the original layers are restored."""
+    """FP8 works in the layers of all families; the original layers are restored."""
     images, copied = images_for(vit), copy.deepcopy(vit)
     plain = vit(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -194,8 +194,8 @@ def test_image_size(name):
         vit.with_image_size(size + 1)
 
 
-def test_heads_that_share_keys():
-    """All hooks but LoRA: the three projections differ in width."""
+def test_heads_with_shared_keys_support_all_hooks_but_lora():
+    """LoRA is not supported, because the three projections differ in width."""
     if not timm.is_model(name := "vit_large_patch16_sapiens2"):
         pytest.skip("this timm has no such architecture")
     config = toy_config(name, num_kv_heads=[3, 1])

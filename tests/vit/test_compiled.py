@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled network: the same features, for any task's adapter, prompts or LoRA, compiled once."""
+"""A compiled network gives the same features for the adapters, prompts or LoRA of all tasks, without recompiling."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
         torch.testing.assert_close(gradients(mine, hooks), gradients(plain, hooks), rtol=1e-3, atol=1e-3)
 
     check(seed=1, count=4)
-    with torch.compiler.set_stance("fail_on_recompile"):  # another task's adapter, a full batch and the rest of one
+    with torch.compiler.set_stance("fail_on_recompile"):  # the adapter of another task, a full batch and a partial one
         check(seed=2, count=4)
         check(seed=3, count=3)
     too_many = images[:7]
@@ -68,7 +68,7 @@ def random_tensor(vit, seed: int, *shape: int) -> torch.Tensor:
 
 def input_prompts(vit, seed: int, count: int):
     prompts = random_tensor(vit, seed, count, 3)
-    return InputPrompts(vit, 0.1 * prompts), [prompts]  # not a leaf, as where they are chosen from a pool
+    return InputPrompts(vit, 0.1 * prompts), [prompts]  # not a leaf, as if selected from a pool
 
 
 def prefix_prompts(vit, seed: int, count: int):
@@ -109,8 +109,8 @@ MADE = [input_prompts, prefix_prompts, low_rank_updates, deep_prompts, expandabl
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
-def test_passes_with_other_hooks_than_adapters_are_compiled_once(tiny_vit, made, backend):
-    """Other hooks are sampled for every batch or task; a batch of another size is not compiled."""
+def test_passes_with_hooks_other_than_adapters_are_compiled_once(tiny_vit, made, backend):
+    """Such hooks differ from batch to batch or task to task; batches of another size are not compiled."""
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit)).compile_for({4}, backend)
 
@@ -126,7 +126,7 @@ def test_passes_with_other_hooks_than_adapters_are_compiled_once(tiny_vit, made,
 
     counters.clear()
     check(seed=1, count=4)
-    assert counters["stats"]["unique_graphs"] == 2  # with gradients and without: each pass is one graph
+    assert counters["stats"]["unique_graphs"] == 2  # one graph per pass: with and without gradients
     with torch.compiler.set_stance("fail_on_recompile"):
         check(seed=2, count=4)
         check(seed=3, count=3)
@@ -148,7 +148,7 @@ def test_hook_state_of_a_compiled_pass_belongs_to_its_batch(tiny_vit):
 
 
 def in_reused_memory(graph, examples):
-    """Results in the same memory at every call, as a recorded CUDA graph leaves them."""
+    """Write the results to the same memory at every call, as a CUDA graph does."""
     kept: dict[int, torch.Tensor] = {}
 
     def run(*given):
@@ -234,13 +234,13 @@ def test_flat_weights_follow_changes_of_the_adapter(tiny_vit):
         trained = hooks.requires_grad_(True).flat(dtype)
         kept = hooks.requires_grad_(False).flat(dtype)
         assert torch.equal(kept, trained)
-        assert hooks.flat(dtype) is kept, "made only once"
+        assert hooks.flat(dtype) is kept, "the weights are flattened only once"
 
     check()
     hooks.load_state_dict({name: value + 1 for name, value in hooks.state_dict().items()})
     check()
     hooks.requires_grad_(True).flat(torch.float32).square().sum().backward()
-    torch.optim.SGD(hooks.parameters(), lr=0.1, fused=True).step()  # does not count as a change of version
+    torch.optim.SGD(hooks.parameters(), lr=0.1, fused=True).step()  # does not change the version counter
     assert hooks.flat(torch.float32)[0] == hooks.blocks[0].down.weight[0, 0]
     assert hooks.requires_grad_(False).flat(torch.float32)[0] == hooks.blocks[0].down.weight[0, 0]
     twin = copy.deepcopy(hooks.requires_grad_(False)).double()
@@ -265,7 +265,7 @@ def test_a_compiled_run_counts_the_same_operations(tiny_run, tmp_path):
         assert mine["losses"] == pytest.approx(theirs["losses"], rel=1e-3)
 
 
-def test_a_missing_compiler_is_one_error_message(tiny_run, monkeypatch):
+def test_a_missing_compiler_is_reported(tiny_run, monkeypatch):
     monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
     with pytest.raises(OneaError, match="needs a C\\+\\+ compiler"):
         prepare(make_config(tiny_run | {"compile": "yes"}), make_runtime("cpu", "fp32", 1))

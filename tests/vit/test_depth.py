@@ -66,7 +66,7 @@ def test_an_invalid_depth_is_refused(path, tiny_images, depth):
         tiny_model(str(path), depth=depth).learn(files, ["class00"] * len(files))
 
 
-def test_only_the_smaller_bundled_network_is_cut_for_models():
+def test_only_the_smaller_bundled_network_is_truncated_for_models():
     names = ("fast", "vit_small_patch14_112", "tiny.safetensors")
     assert [depth_for_models(name) for name in names] == [5, 0, 0]
 
@@ -79,7 +79,7 @@ def test_only_an_explicit_depth_changes_the_run_key():
         make_config({"method": "simplecil", "depth": -1})
 
 
-def test_a_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
+def test_a_model_trains_only_its_last_blocks(tmp_path, tiny_images):
     write_tiny_vit(tmp_path / "tiny.safetensors", depth=5)
     model = tiny_model(str(tmp_path / "tiny.safetensors"), epochs=None, batch_size=None)
     model.learn(tiny_images / "train")
@@ -97,7 +97,7 @@ def test_a_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
     ("name", "given", "expected"),
     [
         ("CLIP", {}, 0.5),
-        ("CLIP", {"adapter_blocks": 0}, 0.0),  # with adapters everywhere, missing patches ruin the features
+        ("CLIP", {"adapter_blocks": 0}, 0.0),  # with adapters in all blocks, dropping patches ruins the features
         ("CLIP", {"adapter_blocks": 0, "patch_drop_rate": 0.25}, 0.25),
         ("DINOv3", {}, 0.0),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in int8, and the two bundled networks, which are stored so."""
+"""Int8 weights, and the two bundled networks, which are stored in int8."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def rounded(matrix: torch.Tensor) -> torch.Tensor:
 
 @given(st.integers(0, 10**6), st.sampled_from([(5, 40), (3, 2, 4, 4), (1, 1)]), st.floats(-30, 30))
 def test_clipping_never_increases_the_error_of_a_row(seed, shape, power):
-    """No row has a larger error than without clipping, where every weight is within half a step."""
+    """The error of each row is at most that without clipping, where each weight is off by at most half a step."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 10.0**power
     rows, found = matrix.double().flatten(1), rounded(matrix).double().flatten(1)
     step = rows.abs().amax(1, keepdim=True) / 127
     plain = (rows / step).round() * step
-    # The scale of a row is rounded to float32: a further relative error of 2**-24.
+    # The scale of a row is rounded to float32, which adds a relative error of 2**-24.
     bound = (rows - plain).norm(dim=1) + 2.0**-23 * rows.norm(dim=1)
     assert ((rows - found).norm(dim=1) <= bound).all()
 
@@ -87,14 +87,14 @@ def small(tiny_vit) -> dict[str, torch.Tensor]:
 
 
 def test_an_int8_file_loads_by_its_path(small, tiny_vit, tmp_path):
-    head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # not read, so its scale is not missed
+    head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # not read, so its scale is not required
     save_plain(small | head, tmp_path / "small.safetensors")
     loaded, exact = load_backbone(str(tmp_path / "small.safetensors")), load_backbone(tiny_vit)
     assert loaded.digest == digest_of(small | head) != exact.digest
     images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        found, wanted = loaded(images), exact(images)
-    assert 0 < (found - wanted).norm() / wanted.norm() < 0.05
+        found, expected = loaded(images), exact(images)
+    assert 0 < (found - expected).norm() / expected.norm() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_int8_file_loads_by_its_path(small, tiny_vit, tmp_path):
         ({MATRIX: torch.ones(192, 63, dtype=torch.int8)}, f"size mismatch for {MATRIX}"),
     ],
 )
-def test_invalid_scales_are_one_error_message(change, words, small, tmp_path):
+def test_invalid_scales_are_refused(change, words, small, tmp_path):
     tensors = {name: tensor for name, tensor in (small | change).items() if tensor is not None}
     save_plain(tensors, tmp_path / "bad.safetensors")
     with pytest.raises(OneaError, match=f"does not contain a plain timm ViT: .*{words}") as caught:
@@ -139,7 +139,7 @@ def test_bundled_files_are_small_and_complete(name, megabytes):
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-# Every 24th feature of a pattern, computed with the weights in float16 that the default network was made of.
+# Every 24th feature of a pattern, computed with the float16 weights from which the default network was made.
 IN_FLOAT16 = (
     *(2.554, 0.175, -3.488, 1.611, 0.004, -2.007, -0.604, 1.505),
     *(-1.864, 3.626, -2.098, 0.320, -2.201, 3.117, 1.995, -2.181),
@@ -153,10 +153,10 @@ def test_the_default_network_approximates_its_float16_weights():
     assert (vit.name, vit.size, vit.depth, vit.width) == (DEFAULT, 112, 12, 384)
     with torch.no_grad():
         found = vit(pattern)[0, ::24]
-    wanted = torch.tensor(IN_FLOAT16)
-    # Eight bits move these features by 2.3 % and those of photos by 2.5 %; another CPU's rounding, like a millionth of
-    # noise in the pattern, by about a millionth.
-    assert (found - wanted).norm() / wanted.norm() < 0.024
+    expected = torch.tensor(IN_FLOAT16)
+    # Quantisation changes these features by 2.3 % and those of photos by 2.5 %; the rounding of another CPU, and a
+    # millionth of noise in the pattern, changes them by about a millionth.
+    assert (found - expected).norm() / expected.norm() < 0.024
 
 
 def test_a_damaged_bundled_network_is_refused(monkeypatch, tmp_path):

@@ -17,8 +17,8 @@ from onea.vit.backbones import load_backbone
 from onea.vit.fp8 import Fp8Linear, from_fp8, quantise_rows, scaled_matmul, to_fp8
 from onea.vit.hooks import NO_HOOKS
 
-# Three bits of mantissa round by 1/16 of a number at most; what is below 2**-6 of the format's 448 by half a step of
-# 2**-9, which is 2**-10 / 448 of the largest of its row.
+# Three bits of mantissa have a rounding error of at most 1/16 of a number; numbers below 2**-6 (of at most 448) of half
+# a step of 2**-9, which is 2**-10 / 448 of the largest number of the row.
 ROUNDING, SMALLEST = 1 / 16, 2**-10 / 448
 
 
@@ -66,7 +66,7 @@ def test_a_layer_and_its_gradient_approximate_full_precision(bias):
     weights = random_tensor(2, 7, 48, seed=3)
     (found.float() * weights).sum().backward()
     (expected * weights).sum().backward()
-    # Two factors, each off by ROUNDING / sqrt(3) on average at most, independently; and bfloat16 of the sum.
+    # Two factors with independent errors of at most ROUNDING / sqrt(3) on average; the sum is rounded to bfloat16.
     bound = ROUNDING * (2 / 3) ** 0.5 + 2**-8
     assert 0 < relative_error(found, expected) < bound
     assert mine.grad is not None
@@ -89,7 +89,7 @@ def test_original_weights_are_restored(tiny_vit):
     before = copy.deepcopy(vit.vit.state_dict())
     vit.cast_matrices(torch.float32, fp8=True)
     kinds = [type(block.mlp.fc1) for block in vit.vit.blocks]
-    assert kinds == [Fp8Linear, nn.Linear], "the last block computes its class token alone"
+    assert kinds == [Fp8Linear, nn.Linear], "the last block computes only its class token"
     assert list(vit.vit.state_dict()) == list(before)
     vit.cast_matrices(torch.bfloat16, fp8=True)
     assert vit.vit.blocks[0].attn.qkv.weight_fp8.dtype == torch.float8_e4m3fn
@@ -97,7 +97,7 @@ def test_original_weights_are_restored(tiny_vit):
     vit.cast_matrices(torch.float32)
     assert not any(isinstance(module, Fp8Linear) for module in vit.modules())
     for name, value in vit.vit.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=2**-8, atol=0)  # they were in bfloat16 for a while
+        torch.testing.assert_close(value, before[name], rtol=2**-8, atol=0)  # they were rounded to bfloat16 in between
 
 
 def test_features_approximate_full_precision_and_copies_equal_them(tiny_vit):
@@ -127,7 +127,7 @@ def test_replaced_weights_take_effect(tiny_vit):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_it_compiles_as_one_graph(tiny_vit, backend):
+def test_a_network_in_fp8_compiles_to_one_graph(tiny_vit, backend):
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit)).cast_matrices(torch.bfloat16, fp8=True).compile_for({2}, backend)
     images = random_tensor(2, 3, vit.size, vit.size)

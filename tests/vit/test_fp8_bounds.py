@@ -23,7 +23,7 @@ def random_tensor(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def norm_and_layer(seed: int, affine: bool = True, bias: bool = True) -> tuple[nn.LayerNorm, nn.Linear]:
-    """Gains of very different sizes, as trained networks have them."""
+    """A norm with gains of very different sizes, as in trained networks, and a linear layer."""
     norm, layer = nn.LayerNorm(WIDTH, elementwise_affine=affine), nn.Linear(WIDTH, HIDDEN, bias)
     with torch.no_grad():
         if affine:
@@ -35,8 +35,8 @@ def norm_and_layer(seed: int, affine: bool = True, bias: bool = True) -> tuple[n
     return norm.requires_grad_(False), layer.requires_grad_(False)
 
 
-def tokens_of_all_kinds(norm: nn.LayerNorm, layer: nn.Linear) -> torch.Tensor:
-    """Random tokens, single channels, and tokens parallel to the rows of the weights; in several sizes."""
+def sample_tokens(norm: nn.LayerNorm, layer: nn.Linear) -> torch.Tensor:
+    """Random tokens, single channels, and tokens parallel to the rows of the weights, at several scales."""
     gain = torch.ones(WIDTH) if norm.weight is None else norm.weight
     kinds = torch.cat([random_tensor(200, WIDTH), torch.eye(WIDTH), layer.weight * gain])
     return torch.cat([kinds * size for size in (-1e4, -1.0, 1.0, 1e4)])
@@ -47,7 +47,7 @@ def tokens_of_all_kinds(norm: nn.LayerNorm, layer: nn.Linear) -> torch.Tensor:
 @pytest.mark.parametrize("seed", [10, 20, 30])
 def test_input_bounds_hold_and_are_tight(seed, bias, affine):
     norm, layer = norm_and_layer(seed, affine, bias)
-    tokens = tokens_of_all_kinds(norm, layer)
+    tokens = sample_tokens(norm, layer)
     normed, first, second = norm(tokens), norm_bounds(norm), hidden_bounds(norm, layer)
     shares = normed.abs().amax(0) / first
     assert shares.min() > 0.5
@@ -62,7 +62,7 @@ def test_input_bounds_hold_and_are_tight(seed, bias, affine):
 
 
 def test_small_channels_keep_their_precision():
-    """With a scale per row, the largest gain would underflow the others."""
+    """With one scale per row, channels other than the one with the largest gain would underflow."""
     norm, layer = norm_and_layer(10)
     norm.bias.zero_()
     norm.weight[0], norm.weight[1], layer.weight[:, 0] = 1e6, 0.0, 0.0
@@ -107,7 +107,7 @@ def block_of(kind: type[nn.Module], **options: object) -> nn.Module:
         (block_of(ResPostBlock), set()),
         (Mlp(WIDTH), set()),
     ],
-    ids=["plain", "gates", "packed gates", "growing", "apart", "inner norm", "other norm", "norm behind", "no block"],
+    ids=["plain", "gated", "packed gated", "softplus", "separate", "inner norm", "rms norm", "post-norm", "no block"],
 )
 def test_layers_with_bounded_inputs(block, names):
     limits = input_bounds(block)
@@ -116,14 +116,14 @@ def test_layers_with_bounded_inputs(block, names):
     for layer in limits:
         layer.register_forward_pre_hook(lambda module, given: seen.update({module: given[0].abs()}))
     block(random_tensor(2, 9, WIDTH) * 100)
-    assert len(seen) >= len(limits) - 1  # timm reads the weights of one attention past its layer
+    assert len(seen) >= len(limits) - 1  # timm's EvaAttention reads the weights without calling the layer
     assert all((sizes <= limits[layer] * (1 + 1e-5)).all() for layer, sizes in seen.items())
 
 
 def test_bounds_are_as_accurate_as_a_scale_per_row(monkeypatch):
     vit = load_backbone("vit_small_patch14_112").truncate(4)
     images = torch.cat([random_tensor(2, 3, vit.size, vit.size), torch.zeros(1, 3, vit.size, vit.size)])
-    images[0] = images[0].cumsum(1).cumsum(2) / 50  # smooth, as photographs are
+    images[0] = images[0].cumsum(1).cumsum(2) / 50  # smooth, like photographs
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         expected = vit(images)
         limited = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
@@ -153,7 +153,7 @@ def test_an_mlp_and_its_gradient_approximate_full_precision(size):
         random_tensor(2, 9, WIDTH, seed=2) * size,
     )
     upper[0, 0] = 0
-    upper[0, 1] *= 1e-4  # rows do not influence each other
+    upper[0, 1] *= 1e-4  # rows are scaled independently
     found: list[torch.Tensor] = []
     blocks = nn.Sequential(block)
     for convert in (from_fp8, to_fp8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in the last blocks only: their weights, and passes that are split at the first of them."""
+"""Adapters in the last blocks only: their weights, and forward passes that are split at the first of them."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_blocks_without_an_adapter_equal_zero_adapters(vit, images, first):
 
 
 @pytest.mark.parametrize("first", range(DEPTH))
-def test_the_pass_can_be_split_where_adapters_begin(vit, images, first):
+def test_the_pass_can_be_split_at_the_first_adapter(vit, images, first):
     adapters = trained(vit, first)
     below = vit.forward_to_block(images, adapters)
-    assert not below.requires_grad, "there is no way back through blocks that learn nothing"
+    assert not below.requires_grad, "blocks without adapters need no gradient"
     above = vit.forward_from_block(below, adapters)
     whole = vit(images, adapters)
     assert torch.equal(above, whole)
@@ -115,6 +115,8 @@ def test_a_compiled_network_with_adapters_in_the_last_blocks(vit, images):
             expected = vit.forward_blocks(vit.embed(images), adapters, stop=2)
             torch.testing.assert_close(below, expected, rtol=1e-5, atol=1e-5)
             blank = vit.forward_blocks(vit.embed(images), stop=2)
-            assert torch.allclose(below, blank, atol=1e-5) == (first > 2), "adapters below take part"
+            assert torch.allclose(below, blank, atol=1e-5) == (first > 2), (
+                "adapters in earlier blocks change the tokens"
+            )
     finally:
         vit.compile_for(())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every transformer of timm, at toy size: its features, or a reason from the list below."""
+"""Every transformer of timm, at toy size: features with hooks, or a reason from the list below."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHITECTURES = sorted(
 )
 _MODULES = (*("vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid", "vision_transformer_relpos"),)
 _SIZES = ("img_size", "patch_size", "depth", "embed_dim", "num_heads", "num_kv_heads")
-# Which of them take no hooks, and why.
+# The architectures that do not support hooks, and why.
 FROZEN_ONLY = {
     r"beit(v2)?_.*": "it is timm's Beit",
     r"vit_s?relpos_.*": "it is timm's VisionTransformerRelPos",
@@ -39,14 +39,14 @@ def is_listed(name: str, reason: str) -> bool:
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """Of a toy: two blocks, a few channels, a few patches."""
+    """Arguments of a toy network: two blocks, a few channels, a few patches."""
     size = next(patch * 2 for patch in (14, 16, 32, 8) if f"patch{patch}" in name or patch == 8)
     given: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 0, "img_size": size}
     if timm.models.is_model_in_modules(name, ("vision_transformer_hybrid",)):
         given["img_size"] = 64
-    if "mci" in name:  # whose convolutions decide the width
+    if "mci" in name:  # its convolutions determine the width
         given |= {"embed_dim": 768}
-    if "giant_patch14" in name:  # so that the two halves of its gated MLP are equally wide
+    if "giant_patch14" in name:  # the two halves of its gated MLP must have the same width
         given["mlp_ratio"] = 4.0
     if "sapiens2" in name:
         given["num_kv_heads"] = (3, 1)
@@ -54,7 +54,7 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def variants() -> dict[str, list[str]]:
-    """One architecture for each way in which timm calls its classes, and all that are built in the same way."""
+    """Architectures by the first one that timm builds with the same arguments."""
     asked: list[tuple[Any, ...]] = []
 
     def build(kind: type, variant: str, pretrained: bool, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ def variants() -> dict[str, list[str]]:
 
 
 def check(name: str) -> str:
-    """Why an architecture takes no hooks; its features are timm's own either way."""
+    """Compare the features of an architecture with timm's; returns why it does not support hooks."""
     network = randomised(timm.create_model(name, **arguments(name)))
     size = arguments(name)["img_size"]
     vit = freeze(network, name, "", NetworkConfig(input_size=size))
@@ -86,18 +86,18 @@ def check(name: str) -> str:
 
 
 def test_architectures_of_timm():
-    """An architecture has timm's features to 1e-5, with hooks or, for a reason on the list, without."""
+    """Architectures have timm's features up to 1e-5, and support hooks unless they are listed above."""
     groups = variants()
     assert sum(map(len, groups.values())) == len(ARCHITECTURES) > 250
     for name, alike in groups.items():
         if timm.models.is_model_in_modules(name, ("vision_transformer_hybrid",)) and name != "vit_tiny_r_s16_p8_224":
-            continue  # their convolutions take long; the slow test builds them all
+            continue  # their convolutions are slow; the slow test builds all of them
         reason = check(name)
         for other in alike:
             assert is_listed(other, reason), (other, reason)
 
 
-# One network of each file of timm. Those of two files cannot be used, or not be tried without memory.
+# One network of each file of timm. Those of two files cannot be used, or not be tested without memory.
 REFUSED = {"vision_transformer_sam": "not one vector"}
 NEEDS_MEMORY = {"gemma4_vit"}
 FILES = sorted(set(timm.list_modules()) - NEEDS_MEMORY)
@@ -105,7 +105,7 @@ FILES = sorted(set(timm.list_modules()) - NEEDS_MEMORY)
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_architectures_by_file_of_timm(part):
-    """Without memory for weights: the feature has the declared width, or the network is refused."""
+    """On the meta device: features have the declared width, or the network is refused."""
     for file in FILES[part::4]:
         named = timm.list_models(module=file)
         name = min(named, key=lambda name: (not name.startswith("test_"), "_s" not in name, len(name), name))

@@ -23,8 +23,8 @@ from onea.vit.blocks import attention
 from onea.vit.short_attention import is_supported, short_attention
 
 HEADS = 2
-# The interpreter multiplies bfloat16 wrongly; float16 is rounded at the same places. Of each result, probabilities (or
-# their gradients) and what is written are rounded, by half of eps; in float32, the order of sums counts.
+# The interpreter multiplies bfloat16 incorrectly; float16 is rounded at the same places. Probabilities (or
+# their gradients) and results are rounded, by half of eps; in float32, only the order of summation differs.
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2 * torch.finfo(torch.float16).eps}
 CASES = [
     *(
@@ -37,7 +37,7 @@ INPUTS, OUTPUTS = "inputs.safetensors", "outputs.safetensors"
 
 
 def interpret(folder: Path) -> None:
-    """What the other process does, in which nothing has imported Triton before."""
+    """Run the kernels in another process, in which Triton has not been imported before."""
     found = {}
     for name, value in load_file(folder / INPUTS).items():
         kind, case = name.split(" ", 1)
@@ -100,7 +100,7 @@ def test_training_equals_training_with_pytorchs_attention(folder):
     outputs = load_file(folder / OUTPUTS)
     for name, expected in trained(folder).items():
         torch.testing.assert_close(outputs[name], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    assert int(outputs["calls"]) == 2, "of three blocks, the last one asks with the class token alone"
+    assert int(outputs["calls"]) == 2, "of three blocks, the last has only one query"
 
 
 @pytest.mark.parametrize(("extra", "prefixed"), [({}, True), ({"qk_norm": True}, False)])
@@ -137,15 +137,15 @@ def test_supported_inputs_in_a_compiled_pass(change, expected):
     shape = 2, given.pop("tokens"), 3 * HEADS * given.pop("width")
     answers = []
 
-    def ask(qkv: torch.Tensor) -> torch.Tensor:
+    def compiled_support(qkv: torch.Tensor) -> torch.Tensor:
         answers.append(is_supported(qkv, HEADS))
         return qkv + 1
 
     with FakeTensorMode():
         qkv = torch.empty(shape, **given)
-        torch.compile(ask, backend="eager", fullgraph=True)(qkv)
-        ask(qkv)
-    assert answers == [expected, False], "launching it uncompiled takes longer than it saves"
+        torch.compile(compiled_support, backend="eager", fullgraph=True)(qkv)
+        compiled_support(qkv)
+    assert answers == [expected, False], "launching the kernel uncompiled takes longer than it saves"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ARCHITECTURES = [
     ("vit_tiny_patch16_224", {}),
     ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}),
     ("vit_small_patch14_dinov2", {}),  # layer scale
-    ("vit_small_patch14_reg4_dinov2", {}),  # register tokens, positions of patches alone
+    ("vit_small_patch14_reg4_dinov2", {}),  # register tokens, position embeddings only for patches
 ]
 
 
@@ -57,7 +57,7 @@ def test_features_of_a_file_equal_timms(name, extra, tmp_path):
 
 @pytest.mark.parametrize(("size", "patch"), [(32, 16), (30, 14), ((28, 42), 14)])
 def test_patches_equal_timms_convolution(size, patch):
-    """Also if the image is no multiple of the patch, and the remaining pixels are ignored."""
+    """Also if the image size is not a multiple of the patch size: the remaining pixels are ignored."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=96, depth=1).eval()
     frozen = FrozenViT(model, "", "", NetworkConfig())
     images = torch.randn(2, 3, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
@@ -66,7 +66,7 @@ def test_patches_equal_timms_convolution(size, patch):
     high, wide = (side // patch * patch - patch for side in model.patch_embed.img_size)
     with pytest.raises(AssertionError, match="doesn't match model"):
         frozen.embed(images[:, :, :high, :wide])
-    if images.shape[2] % patch:  # as many patches, but not the network's size
+    if images.shape[2] % patch:  # the same number of patches, but not the network's image size
         with pytest.raises(AssertionError, match="doesn't match model"):
             frozen.embed(images[:, :, :-2, :-2])
 
@@ -123,7 +123,7 @@ def test_adapter_size_on_vit_b(rank, parameters):
     assert sum(value.numel() for value in module.parameters()) == parameters
 
 
-def test_adapter_start_and_dropout():
+def test_initial_adapter_and_dropout():
     module = Adapters(2, 100, 30, generator=torch.Generator().manual_seed(1))
     down = module.blocks[0].down.weight
     assert down.abs().max() <= 0.1
@@ -160,11 +160,11 @@ def test_a_frozen_adapter_is_converted_once(tiny_vit, dtype):
     before = passed()[0]
     frozen.load_state_dict(weights)
     found = passed()[0]
-    assert not torch.allclose(found, before), "new weights are seen"
+    assert not torch.allclose(found, before), "the new weights are used"
     conversions = passed()[1]
     heard: list[object] = []
     handle = module.blocks[1].down.register_forward_hook(lambda *given: heard.append(given))
-    by_layers, more = passed()  # layer by layer, as somebody listens
+    by_layers, more = passed()  # layer by layer, because of the forward hook
     handle.remove()
     assert heard
     torch.testing.assert_close(found, by_layers, rtol=0, atol=0)
@@ -176,7 +176,7 @@ def test_a_frozen_adapter_is_converted_once(tiny_vit, dtype):
 
 
 class Calls(TorchDispatchMode):
-    """Counts what PyTorch is asked to do, by name."""
+    """Counts the operations of PyTorch by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,13 +213,13 @@ def test_class_means_are_not_normalised():
         ("nonsense:tiny.safetensors", "does not exist"),
     ],
 )
-def test_unknown_names_are_one_error_message(name, words):
+def test_unknown_names_are_refused(name, words):
     with pytest.raises(OneaError, match=words) as caught:
         load_backbone(name)
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_and_foreign_files(tmp_path, tiny_vit):
+def test_files_without_a_plain_vit_are_refused(tmp_path, tiny_vit):
     truncated = tmp_path / "cut.safetensors"
     truncated.write_bytes(Path(tiny_vit).read_bytes()[:5000])
     with pytest.raises(OneaError, match="damaged"):
@@ -230,7 +230,7 @@ def test_damaged_and_foreign_files(tmp_path, tiny_vit):
         load_backbone(str(foreign))
 
 
-def test_a_timm_name_without_internet_is_one_error_message(monkeypatch, tmp_path):
+def test_a_timm_name_without_internet_is_refused(monkeypatch, tmp_path):
     def unreachable(*_, **__):
         raise socket.gaierror("no network")
 
@@ -245,7 +245,7 @@ def test_an_unsupported_architecture_is_refused():
         FrozenViT(model, "relpos", "", NetworkConfig())
 
 
-def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatch, tmp_path):
+def test_downloaded_weights_that_have_changed_are_refused(monkeypatch, tmp_path):
     """The digest of the first download is stored; only timm and its download are replaced."""
     name = "vit_tiny_patch16_224.augreg_in21k"
     real = timm.create_model
@@ -276,7 +276,7 @@ def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatc
         load_backbone(name)
 
 
-def test_a_file_that_claims_a_billion_blocks_is_refused_at_once(tmp_path, tiny_vit):
+def test_a_file_that_declares_a_billion_blocks_is_refused_at_once(tmp_path, tiny_vit):
     tensors = load_file(tiny_vit)
     save_plain(tensors | {"blocks.999999999.norm1.weight": torch.ones(64)}, tmp_path / "deep.safetensors")
     with pytest.raises(OneaError, match="1000000000 blocks"):

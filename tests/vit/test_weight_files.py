@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local files with a configuration in their metadata, beside them, or in the name of the backbone."""
+"""Local files with a configuration in their metadata, in a JSON file beside them, or in the backbone's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onea.vit.backbones import digest_of, load_backbone, save_backbone
 from onea.vit.network_config import BUNDLED, FAST, bundled_file
 from onea.vit.weight_files import METADATA, split_file_name
 
-# Toy widths, true head counts: 16, of which none is 64 wide.
+# Toy widths with the true number of heads, 16, which are therefore not 64 wide.
 SIXTEEN = {"depth": 2, "embed_dim": 128, "num_heads": 16, "img_size": 28, "patch_size": 14}
 FILES = {
     "so400m": ("vit_so400m_patch14_siglip_224", {}),
@@ -30,7 +30,7 @@ FILES = {
 
 @pytest.fixture(params=sorted(FILES))
 def written(request, tmp_path) -> tuple[Path, dict[str, Any], torch.nn.Module]:
-    """A file of bare tensors with its classifier, what timm would write beside it, and the network itself."""
+    """A file without metadata but with a classifier, the configuration that timm writes beside it, and the network."""
     architecture, extra = FILES[request.param]
     args = SIXTEEN | extra
     network = randomised(timm.create_model(architecture, num_classes=10, **args))
@@ -42,13 +42,13 @@ def written(request, tmp_path) -> tuple[Path, dict[str, Any], torch.nn.Module]:
 
 def check(name: str, network: torch.nn.Module, config: dict[str, Any]) -> None:
     vit = load_backbone(name)
-    expected = config["pretrained_cfg"]
+    pretrained = config["pretrained_cfg"]
     assert (vit.heads, vit.size) == (16, 28)
-    assert (vit.mean, vit.std) == (tuple(expected["mean"]), tuple(expected["std"]))
-    assert vit.config.licence == (expected.get("license") or "")
+    assert (vit.mean, vit.std) == (tuple(pretrained["mean"]), tuple(pretrained["std"]))
+    assert vit.config.licence == (pretrained.get("license") or "")
     with torch.no_grad():
-        wanted = network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
-        torch.testing.assert_close(vit(images_for(vit)), wanted, rtol=1e-4, atol=1e-5)
+        expected = network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
+        torch.testing.assert_close(vit(images_for(vit)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_file_without_configuration_is_refused(written):
@@ -79,7 +79,7 @@ def test_a_backbone_is_saved_with_its_configuration(written, tmp_path):
     check(str(tmp_path / "elsewhere" / "own.safetensors"), network, config)
 
 
-def test_an_architecture_in_front_of_a_path(tmp_path):
+def test_an_architecture_before_the_path(tmp_path):
     """With its tag, normalisation and licence are those of the tag."""
     network = randomised(timm.create_model("test_vit", num_classes=0))
     path = tmp_path / "model.safetensors"
@@ -87,8 +87,8 @@ def test_an_architecture_in_front_of_a_path(tmp_path):
     vit = load_backbone(f"test_vit.r160_in1k:{path}")
     assert (vit.heads, vit.mean, vit.config.licence) == (2, (0.5, 0.5, 0.5), "apache-2.0")
     with torch.no_grad():
-        wanted = network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
-        torch.testing.assert_close(vit(images_for(vit)), wanted)
+        expected = network.forward_head(network.forward_features(images_for(vit)), pre_logits=True)
+        torch.testing.assert_close(vit(images_for(vit)), expected)
     for architecture, words in {
         "test_vit2": "does not contain timm's test_vit2",
         "test_vitt": "Unknown architecture 'test_vitt' of model.safetensors; did you mean 'test_vit'",
@@ -109,7 +109,7 @@ def test_a_plain_file(tiny_vit, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(BUNDLED))
-def test_copies_of_the_bundled_networks_are_known_by_their_digest(name, tmp_path):
+def test_copies_of_the_bundled_networks_are_recognised_by_digest(name, tmp_path):
     shutil.copy(bundled_file(name), tmp_path / "copy.safetensors")
     assert load_backbone(str(tmp_path / "copy.safetensors")).digest == BUNDLED[name]
 
@@ -143,7 +143,7 @@ def test_copies_of_the_bundled_networks_are_known_by_their_digest(name, tmp_path
         ({"model_args": {"nonsense": 1}}, "does not contain timm's vit_huge_patch14_224: .*nonsense"),
     ],
 )
-def test_invalid_configurations_are_one_error_message(changes, words, tmp_path):
+def test_invalid_configurations_are_refused(changes, words, tmp_path):
     network = timm.create_model("vit_huge_patch14_224", num_classes=0, **SIXTEEN)
     path = tmp_path / "model.safetensors"
     known = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 28, 28]}
@@ -166,7 +166,7 @@ def test_a_configuration_cannot_make_timm_read_another_file(tmp_path):
 
 
 def test_a_file_of_another_family(tmp_path):
-    """Rotary positions are in no file: they are computed."""
+    """Rotary positions are computed, because files do not contain them."""
     path = write_toy("DINOv3", tmp_path)
     vit, original = load_backbone(str(path)), toy("DINOv3")
     assert vit.config == original.config
