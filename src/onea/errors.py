@@ -28,8 +28,8 @@ class OneaError(ValueError):
     """
 
 
-MORE_MEMORY = "close other programs, use fewer images, a smaller batch size or rank, or use a larger machine."
-OUT_OF_MEMORY = f"There is not enough memory for this; {MORE_MEMORY}"
+MEMORY_REMEDY = "close other programs, use fewer images, a smaller batch size or rank, or use a larger machine."
+OUT_OF_MEMORY = f"There is not enough memory for this; {MEMORY_REMEDY}"
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - as torch calls it

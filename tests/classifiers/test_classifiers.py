@@ -59,7 +59,7 @@ def test_statistics_do_not_depend_on_the_division_into_updates(seed, parts):
         torch.testing.assert_close(
             factor.T @ factor, scatter_of(features[rows == row], rows[rows == row]), rtol=1e-4, atol=1e-4
         )
-    assert known.freedom == len(rows) - CLASSES
+    assert known.degrees_of_freedom == len(rows) - CLASSES
 
 
 @given(seed=st.integers(0, 10**6), directions=st.integers(1, 5), parts=st.integers(1, 5))
@@ -97,7 +97,7 @@ def test_concatenated_statistics_are_those_of_all_classes():
     whole = empty.add(features, rows)
     torch.testing.assert_close(both.means, whole.means)
     torch.testing.assert_close(both.scatter, whole.scatter)
-    assert (both.freedom, both.counts.tolist()) == (whole.freedom, whole.counts.tolist())
+    assert (both.degrees_of_freedom, both.counts.tolist()) == (whole.degrees_of_freedom, whole.counts.tolist())
 
 
 def test_removing_classes_keeps_the_pooled_scatter():
@@ -106,14 +106,14 @@ def test_removing_classes_keeps_the_pooled_scatter():
     assert torch.equal(fewer.means, known.means[[0, 3]])
     assert torch.equal(fewer.factors, known.factors[[0, 3]])
     assert torch.equal(fewer.scatter, known.scatter)
-    assert fewer.freedom == known.freedom
+    assert fewer.degrees_of_freedom == known.degrees_of_freedom
 
 
 def test_removing_all_classes_removes_the_scatter():
     empty = ClassStatistics.empty(WIDTH, directions=2)
     features, rows = sample(2)
     again = empty.add(features, rows).select_classes(torch.empty(0, dtype=torch.int64)).add(features, rows)
-    assert again.freedom == empty.add(features, rows).freedom
+    assert again.degrees_of_freedom == empty.add(features, rows).degrees_of_freedom
     torch.testing.assert_close(again.scatter, empty.add(features, rows).scatter)
 
 
@@ -125,7 +125,7 @@ def test_merged_classes_equal_a_single_class_from_the_start(seed, directions):
     kept = torch.tensor([row for row in range(CLASSES) if row != 1])
     made = empty.add(features, rows).merge_classes(1, 3).select_classes(kept)
     taught = empty.add(features, rows.where(rows != 1, 3)).select_classes(kept)
-    assert (made.counts.tolist(), made.freedom) == (taught.counts.tolist(), taught.freedom)
+    assert (made.counts.tolist(), made.degrees_of_freedom) == (taught.counts.tolist(), taught.degrees_of_freedom)
     torch.testing.assert_close(made.means, taught.means, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(made.scatter, taught.scatter, rtol=1e-4, atol=1e-4)
     if directions:
@@ -199,7 +199,7 @@ def test_lda_equals_scikit_learns():
 
     features, rows = sample(8, images=400)
     known = ClassStatistics.empty(WIDTH).add(features, rows)
-    covariance = shrunk_covariance(known.scatter, known.freedom).numpy()
+    covariance = shrunk_covariance(known.scatter, known.degrees_of_freedom).numpy()
 
     class FixedCovariance:
         def fit(self, X):
@@ -332,7 +332,7 @@ def test_statistics_are_immutable():
     known.add(*sample(14))
     assert known.classes == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
-        known.freedom = 1
+        known.degrees_of_freedom = 1
 
 
 @pytest.mark.parametrize("directions", [0, 4])

@@ -20,7 +20,7 @@ def test_removing_images_equals_never_adding_them(directions):
     found = empty.add(features, rows).remove(features[removed], rows[removed])
     expected = empty.add(features[~removed], rows[~removed])
     assert torch.equal(found.counts, expected.counts)
-    assert found.freedom == expected.freedom
+    assert found.degrees_of_freedom == expected.degrees_of_freedom
     torch.testing.assert_close(found.means, expected.means, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.scatter, expected.scatter, rtol=1e-5, atol=1e-4)
     if directions:

@@ -75,7 +75,8 @@ class StreamingLDA(_PooledCovariance):
         if not self.shrinkage:
             return statistics.covariance()
         identity = torch.eye(statistics.width, dtype=torch.float64, device=statistics.scatter.device)
-        return (1 - self.shrinkage) * statistics.scatter / max(statistics.freedom, 1) + self.shrinkage * identity
+        degrees_of_freedom = max(statistics.degrees_of_freedom, 1)
+        return (1 - self.shrinkage) * statistics.scatter / degrees_of_freedom + self.shrinkage * identity
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class ClassStatistics:
         means: mean feature of each class, ``[C, width]`` float32.
         counts: number of images of each class, ``[C]``.
         scatter: pooled over all classes, ``[width, width]`` float64; None if it is not kept.
-        freedom: degrees of freedom of the scatter: number of images minus number of classes.
+        degrees_of_freedom: those of the scatter: number of images minus number of classes.
         factors: of the scatter of each class, ``[C, directions, width]`` float32: ``factor^T factor`` approximates it.
             Unused rows are zero. None if they are not kept.
         cut: for each class, a bound on the spectral norm of what was truncated from its scatter, ``[C]``.
@@ -43,7 +43,7 @@ class ClassStatistics:
     means: Tensor
     counts: Tensor
     scatter: Tensor | None
-    freedom: int
+    degrees_of_freedom: int
     factors: Tensor | None = None
     cut: Tensor | None = None
     unit_length: bool = False
@@ -110,8 +110,8 @@ class ClassStatistics:
         deviations = exact - means[position]
         between = step * (before * added / total).sqrt()[:, None]  # zero for a new class
         scatter = old.scatter + deviations.T @ deviations + between.T @ between
-        freedom = old.freedom + len(labels) - int((before == 0).sum())
-        new = replace(new, scatter=scatter, freedom=freedom)
+        degrees_of_freedom = old.degrees_of_freedom + len(labels) - int((before == 0).sum())
+        new = replace(new, scatter=scatter, degrees_of_freedom=degrees_of_freedom)
         return new if old.factors is None else new._add_to_factors(changed, position, deviations, between)
 
     def remove(self, features: Tensor, labels: Tensor) -> Self:
@@ -145,7 +145,7 @@ class ClassStatistics:
             means=torch.where(removed[:, None] > 0, means_after, means).float(),
             counts=self.counts - removed,
             scatter=scatter,
-            freedom=self.freedom - len(labels),
+            degrees_of_freedom=self.degrees_of_freedom - len(labels),
             factors=factors,
         )
 
@@ -180,7 +180,7 @@ class ClassStatistics:
         if self.scatter is None:
             return new
         between = (step * (before * added / (before + added)).sqrt())[None]
-        new = replace(new, scatter=self.scatter + between.T @ between, freedom=self.freedom + 1)
+        new = replace(new, scatter=self.scatter + between.T @ between, degrees_of_freedom=self.degrees_of_freedom + 1)
         if self.factors is None or self.cut is None:
             return new
         deviations = self.factors[source].double()
@@ -197,7 +197,8 @@ class ClassStatistics:
         """The statistics without images of these classes; the scatter stays as long as another class has images."""
         parts: dict[str, Any] = {name: value.index_fill(0, classes, 0) for name, value in self._class_tensors().items()}
         if not bool(parts["counts"].any()):
-            parts |= {"scatter": None if self.scatter is None else torch.zeros_like(self.scatter), "freedom": 0}
+            scatter = None if self.scatter is None else torch.zeros_like(self.scatter)
+            parts |= {"scatter": scatter, "degrees_of_freedom": 0}
         return replace(self, **parts)
 
     def concatenate(self, other: Self) -> Self:
@@ -207,7 +208,7 @@ class ClassStatistics:
         return replace(
             self,
             scatter=None if self.scatter is None or other.scatter is None else self.scatter + other.scatter,
-            freedom=self.freedom + other.freedom,
+            degrees_of_freedom=self.degrees_of_freedom + other.degrees_of_freedom,
             **{"factors": None, "cut": None} | parts,
         )
 
@@ -245,7 +246,7 @@ class ClassStatistics:
         if self.scatter is None:
             return {"prototypes": self.means}
         parts = self._tensors()
-        return {"prototypes": parts.pop("means"), **parts, "freedom": torch.tensor(self.freedom)}
+        return {"prototypes": parts.pop("means"), **parts, "freedom": torch.tensor(self.degrees_of_freedom)}
 
     def from_state_dict(self, state: Tensors) -> Self:
         """Statistics of the same kind and detail from named tensors.
@@ -266,12 +267,14 @@ class ClassStatistics:
                 raise ValueError(
                     f"{name} of {value.dtype} and {tuple(value.shape)}, not {like.dtype} and {tuple(shape)}"
                 )
-        return replace(self, freedom=self.freedom if self.scatter is None else int(state["freedom"]), **parts)
+        if self.scatter is None:
+            return replace(self, **parts)
+        return replace(self, degrees_of_freedom=int(state["freedom"]), **parts)
 
     def covariance(self) -> Tensor:
         """The pooled within-class covariance, shrunk to be invertible."""
         assert self.scatter is not None
-        return shrunk_covariance(self.scatter, self.freedom)
+        return shrunk_covariance(self.scatter, self.degrees_of_freedom)
 
     def whitening(self) -> Tensor:
         """``W = covariance^(-1/2)``: features times ``W`` have the identity as pooled covariance."""
@@ -352,7 +355,7 @@ def _nearest_semidefinite(matrix: Tensor) -> Tensor:
     return (vectors * values.clamp_min(0)) @ vectors.T
 
 
-def shrunk_covariance(scatter: Tensor, freedom: int) -> Tensor:
+def shrunk_covariance(scatter: Tensor, degrees_of_freedom: int) -> Tensor:
     """The covariance from a scatter matrix, ``(1 - rho) S / n + rho tr(S / n) / width I``, float64.
 
     The shrinkage ``rho`` is that of the oracle approximating shrinkage (Chen et al., 2010, "Shrinkage Algorithms for
@@ -364,14 +367,14 @@ def shrunk_covariance(scatter: Tensor, freedom: int) -> Tensor:
     width = len(scatter)
     identity = torch.eye(width, dtype=torch.float64, device=scatter.device)
     mean = scatter.diagonal().mean()
-    if freedom < 1 or mean <= 0:
+    if degrees_of_freedom < 1 or mean <= 0:
         return identity
     covariance = scatter / mean  # of mean variance one
     square, trace = (covariance**2).sum(), float(width)
     # The terms of order 1 / width are left out, as in scikit-learn.
-    numerator, denominator = square + trace**2, (freedom + 1) * (square - trace**2 / width)
+    numerator, denominator = square + trace**2, (degrees_of_freedom + 1) * (square - trace**2 / width)
     shrinkage = float((numerator / denominator).clamp(0, 1)) if denominator > 0 else 1.0
-    return ((1 - shrinkage) * covariance + shrinkage * identity) * (mean / freedom)
+    return ((1 - shrinkage) * covariance + shrinkage * identity) * (mean / degrees_of_freedom)
 
 
 def inverse_sqrt(eigenvalues: Tensor, eigenvectors: Tensor) -> Tensor:

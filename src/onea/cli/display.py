@@ -123,7 +123,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     heads = ("version", "date", "update", "classes", "images", "known", "held-out\naccuracy", "seconds")
     rows = map(history_row, updates)
     lines = [[version, date[:10], *rest, accuracy, seconds] for version, date, *rest, accuracy, _, seconds in rows]
-    table = terminal(Table.from_texts("", heads, lines, left=3))
+    table = terminal(Table.from_texts("", heads, lines, text_columns=3))
     if _fits(console, table):
         console.print(table)
     else:
@@ -185,7 +185,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     ]
     _print_table(console, "", ("class", "images", "correct %", "wrong", "unknown"), lines)
     if mistakes := [(name, predicted, str(images)) for name, predicted, images in evaluation.confusions()]:
-        _print_table(console, "most frequent mistakes", ("class", "predicted", "images"), mistakes, left=2)
+        _print_table(console, "most frequent mistakes", ("class", "predicted", "images"), mistakes, text_columns=2)
     if untaught := [evaluation.by_class[name] for name in evaluation.untaught_classes]:
         images, unknown = sum(counts.images for counts in untaught), sum(counts.unknown for counts in untaught)
         names = ", ".join(evaluation.untaught_classes[:_MAX_NAMED]) + (", ..." if len(untaught) > _MAX_NAMED else "")
@@ -234,14 +234,16 @@ def print_check(console: Console, check: Check, most: int) -> None:
             for suspect in check.suspects[:most]
         ]
         heads: tuple[str, ...] = ("label", "photo", "likely label", "suspicion")
-        _print_table(console, "photos that may be mislabelled, the most suspicious first", heads, suspects, left=3)
+        _print_table(
+            console, "photos that may be mislabelled, the most suspicious first", heads, suspects, text_columns=3
+        )
         _print_rest(console, len(check.suspects) - most, "photo", "photos")
     if check.pairs:
         pairs = [
             (pair.first, pair.second, "hardly distinguishable" if pair.alike else "", f"{100 * pair.overlap:.0f}")
             for pair in check.pairs[:most]
         ]
-        _print_table(console, "classes that overlap", ("class", "and", "", "overlap %"), pairs, left=3)
+        _print_table(console, "classes that overlap", ("class", "and", "", "overlap %"), pairs, text_columns=3)
         _print_rest(console, len(check.pairs) - most, "pair", "pairs")
     _print_held_out_mistakes(console, check.mistakes, most)
     if check.duplicates:
@@ -256,7 +258,7 @@ def print_check(console: Console, check: Check, most: int) -> None:
             for duplicate in check.duplicates[:most]
         ]
         heads = ("label", "photo", "label", "photo", "identical")
-        _print_table(console, "photos with two labels", heads, duplicates, left=5)
+        _print_table(console, "photos with two labels", heads, duplicates, text_columns=5)
         _print_rest(console, len(check.duplicates) - most, "pair", "pairs")
     advice = Counter(entry.advice for entry in check.classes)
     summary = ", ".join(f"{advice[kind]:,} {kind}" for kind in ADVICE_BY_URGENCY[::-1] if advice[kind])
@@ -277,7 +279,7 @@ def _print_urgent(console: Console, classes: Sequence[ClassCheck], measured: boo
     else:
         heads = ["class", "advice", "most similar", "photos"]
         lines = [[entry.name, entry.advice, entry.rival or "", f"{entry.taught:,}"] for entry in classes]
-    _print_table(console, "classes to improve, the most urgent first", heads, lines, left=3)
+    _print_table(console, "classes to improve, the most urgent first", heads, lines, text_columns=3)
 
 
 def _print_held_out_mistakes(console: Console, mistakes: Mistakes, most: int) -> None:
@@ -324,9 +326,9 @@ def print_quality(quality: Quality) -> None:
 
 
 def _print_table(
-    console: Console, title: str, heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1
+    console: Console, title: str, heads: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int = 1
 ) -> None:
-    console.print(terminal(Table.from_texts(title, heads, lines, left=left)))
+    console.print(terminal(Table.from_texts(title, heads, lines, text_columns=text_columns)))
 
 
 def _fits(console: Console, table: TerminalTable) -> bool:

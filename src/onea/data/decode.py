@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from onea.data.dataset import Pixels
 from onea.data.pixel_limit import MAX_PIXEL_LIMIT, max_pixels, too_many_pixels
-from onea.errors import MORE_MEMORY, OneaError, OutOfMemory, is_out_of_memory
+from onea.errors import MEMORY_REMEDY, OneaError, OutOfMemory, is_out_of_memory
 
 _BYTES_PER_PIXEL = 16  # of memory, measured for WebP; other decoders need at most half
 
@@ -218,7 +218,7 @@ def _decoded(stream: BinaryIO, path: Path, limit: int | None, untrusted: bool = 
     except Exception as error:
         # Decoders without memory often report a broken file, so check whether there would be enough.
         if is_out_of_memory(error) or not _has_memory_for(pixels):
-            raise OutOfMemory(f"There is not enough memory to decode {path}; {MORE_MEMORY}") from error
+            raise OutOfMemory(f"There is not enough memory to decode {path}; {MEMORY_REMEDY}") from error
         # Decoders raise almost any exception for broken bytes (OSError, SyntaxError, struct.error, IndexError...).
         raise BadImage(path, _reason(stream, error, limit, untrusted)) from error
 

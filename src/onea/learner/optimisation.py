@@ -139,7 +139,7 @@ def train(
     epochs = range(recipe.epochs) if epochs is None else epochs
     graph = StepGraph(step, runtime.device) if capture else None
     devices = [runtime.device] if runtime.device.type == "cuda" else []
-    means = []
+    mean_losses = []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seeds.derive(task.seed, task.index, "dropout" + purpose))
         for group in groups:
@@ -148,21 +148,21 @@ def train(
         for epoch in epochs:
             runtime.progress.start_epoch(epoch, recipe.epochs, len(task))
             _set_learning_rates(optimiser, recipe.schedule(epoch, recipe.epochs))
-            values = []
+            step_losses = []
             with graph.stream() if graph else contextlib.nullcontext():
                 for batch in upcoming:
-                    values += [graph(*batch)] if graph else [step(*batch, number=n) for n in range(len(losses))]
+                    step_losses += [graph(*batch)] if graph else [step(*batch, number=n) for n in range(len(losses))]
                     runtime.progress.step(len(batch[-1]))
                 if epoch + 1 < epochs.stop:  # sample crops before the host waits for the device
                     upcoming = epoch_batches(epoch + 1)
-                means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
-            runtime.progress.end_epoch(epoch, means[-1])
+                mean_losses.append(_checked_mean(torch.stack(step_losses), len(losses), task, epoch))
+            runtime.progress.end_epoch(epoch, mean_losses[-1])
             if should_stop and should_stop():
                 break
         optimiser.zero_grad(set_to_none=True)  # gradients would keep the memory of a captured graph
         for group in groups:
             group.module.eval()
-    return means
+    return mean_losses
 
 
 def _can_capture(recipe: Recipe, runtime: Runtime) -> bool:
@@ -197,6 +197,7 @@ def _make_optimiser(
 
 
 def _checked_mean(values: Tensor, losses: int, task: Task, epoch: int) -> float:
+    """The mean loss of an epoch, whose steps have several losses each; refuses losses that are not finite."""
     if not values.isfinite().all():
         first = int((~values.isfinite()).int().argmax())
         raise OneaError(

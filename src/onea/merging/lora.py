@@ -23,7 +23,7 @@ from onea.tensors import Tensors, svd
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _CUTOFF = 1e-7  # singular values below this share of the largest are rounding errors
 # Fields that make an adapter more than B A on a linear layer; all must be off.
-_FORBIDDEN = (
+_UNSUPPORTED = (
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
@@ -125,7 +125,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise OneaError(f"{folder} is a PEFT adapter of type {kind}; only LORA can be merged.")
-    for name in _FORBIDDEN:
+    for name in _UNSUPPORTED:
         if config.get(name):
             raise OneaError(f"{folder} uses {name}, which is more than a low-rank update; it cannot be merged.")
     if config.get("bias", "none") != "none":

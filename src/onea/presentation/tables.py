@@ -146,12 +146,15 @@ class Table:
         return cls(title, tuple(columns), tuple(filled), tuple(notes))
 
     @classmethod
-    def from_texts(cls, title: str, heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
-        """A table of formatted texts, with ``left`` left-aligned columns of text before the columns of numbers."""
+    def from_texts(
+        cls, title: str, headings: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int = 1
+    ) -> Table:
+        """A table of formatted texts; the first ``text_columns`` are aligned left, the others are numbers."""
         columns = tuple(
-            TableColumn(head, align="left" if index < left else "right") for index, head in enumerate(heads)
+            TableColumn(heading, align="left" if index < text_columns else "right")
+            for index, heading in enumerate(headings)
         )
-        return cls(title, columns[1:], tuple(Row(name, tuple(cells)) for name, *cells in lines), corner=heads[0])
+        return cls(title, columns[1:], tuple(Row(name, tuple(cells)) for name, *cells in lines), corner=headings[0])
 
     @property
     def values(self) -> dict[tuple[str, int], Value]:

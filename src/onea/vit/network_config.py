@@ -187,7 +187,7 @@ class NetworkConfig:
         return args
 
 
-_FREE = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0")
+_PERMISSIVE = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0")
 _TERMS = {
     "dinov3-license": (
         "If you redistribute the weights or models made with them, include DINOv3's licence, name DINOv3, and allow "
@@ -207,7 +207,7 @@ def licence_terms(licence: str) -> str:
     >>> licence_terms("apple-ascl")
     'Read its terms before you redistribute the weights or models made with them.'
     """
-    if licence in _FREE:
+    if licence in _PERMISSIVE:
         return ""
     if not licence or licence == "unknown":
         return "Ask the authors before you redistribute the weights or models made with them."

@@ -406,4 +406,6 @@ def _append_subsets(statistics: ClassStatistics, features: Tensor, subsets: Sequ
         return statistics
     rows = torch.repeat_interleave(torch.arange(len(subsets)), torch.tensor([len(subset) for subset in subsets]))
     means = ClassStatistics.empty(statistics.width, scatter=False).add(features[torch.cat(tuple(subsets))], rows)
-    return replace(statistics.concatenate(means), scatter=statistics.scatter, freedom=statistics.freedom)
+    return replace(
+        statistics.concatenate(means), scatter=statistics.scatter, degrees_of_freedom=statistics.degrees_of_freedom
+    )

@@ -72,8 +72,8 @@ def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tenso
     for part in range(parts):
         of_part = classes[part::parts]
         others = deviations[~torch.isin(rows[position], of_part)]
-        freedom = known.freedom + len(others) - (len(classes) - len(of_part))
-        root = inverse_sqrt(*eigh(shrunk_covariance(scatter + others.T @ others, freedom)))
+        degrees_of_freedom = known.degrees_of_freedom + len(others) - (len(classes) - len(of_part))
+        root = inverse_sqrt(*eigh(shrunk_covariance(scatter + others.T @ others, degrees_of_freedom)))
         for row in of_part:
             members = rows[position] == row
             directions = F.normalize(deviations[members] @ root, dim=1)

@@ -342,7 +342,7 @@ def _write_state(path: Path, state: State) -> None:
     tensors = {name: value.bfloat16() if name in _BFLOAT16 else value for name, value in tensors.items()}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
-    values |= {"format": FORMAT, "freedom": state.statistics.freedom}
+    values |= {"format": FORMAT, "freedom": state.statistics.degrees_of_freedom}
     description = validation.dump(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
     def read() -> None:

@@ -295,11 +295,11 @@ def _growth_table(rows: list[Row]) -> TerminalTable:
         change = f"{100 * (late.value / early.value - 1):+.2f} %"
         measure = f"{early.measure.removeprefix('growth: ')}, {early.unit}"
         lines.append([measure, f"{early.setting} | {late.setting}", _number(early), _number(late), change])
-    return _table(("growth", "", "early", "late", "change"), lines, left=2)
+    return _table(("growth", "", "early", "late", "change"), lines, text_columns=2)
 
 
-def _table(heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> TerminalTable:
-    return terminal(Table.from_texts("", heads, lines, left), no_wrap=True)
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int = 1) -> TerminalTable:
+    return terminal(Table.from_texts("", heads, lines, text_columns), no_wrap=True)
 
 
 def _label(measure: str, setting: str, unit: str) -> str:

@@ -61,7 +61,7 @@ def _methods() -> Table:
         title = f"{method.title}{'*' if method.in_paper else ''}{_link(method.paper)}"
         rows.append((name, f"{title}\ntrains {method.trains}\nstores {method.stores}", passes))
     notes = ("passes: forward passes per image, after 1, 10 and 40 tasks", "*: in the One-A paper's tables")
-    return replace(Table.from_texts("", ("method", "description", "passes"), rows, left=2), notes=notes)
+    return replace(Table.from_texts("", ("method", "description", "passes"), rows, text_columns=2), notes=notes)
 
 
 def _options(name: str, preset: str, data: str) -> Table:
@@ -77,7 +77,7 @@ def _options(name: str, preset: str, data: str) -> Table:
         for option, *_ in list_options(kind)
     ]
     title = f"options of {name}, preset {preset}, for {data}"
-    return Table.from_texts(title, ("option", "default", "meaning"), rows, left=3)
+    return Table.from_texts(title, ("option", "default", "meaning"), rows, text_columns=3)
 
 
 def _components(heading: str, classes: Mapping[str, Any]) -> Table:
@@ -86,14 +86,14 @@ def _components(heading: str, classes: Mapping[str, Any]) -> Table:
     for name, kind in classes.items():
         options = ", ".join(f"{field.name}={field.default}" for field in fields(kind))
         rows.append((name, f"{kind.title}{_link(kind.paper)}" + (f"\n{options}" if options else "")))
-    return Table.from_texts("", (heading, "description and options"), rows, left=2)
+    return Table.from_texts("", (heading, "description and options"), rows, text_columns=2)
 
 
 def _datasets() -> Table:
     from onea.research.data.sources import DATASETS
 
     rows = ((info.usage, info.description) for info in DATASETS.load_all().values())
-    return Table.from_texts("", ("--data", "description"), rows, left=2)
+    return Table.from_texts("", ("--data", "description"), rows, text_columns=2)
 
 
 def _backbones(name: str | None) -> Table:
@@ -101,8 +101,10 @@ def _backbones(name: str | None) -> Table:
 
     if name and "*" not in name:
         heads, *rows = describe_backbone(name)
-        return Table.from_texts("", heads, rows, left=2)
-    return Table.from_texts("", ("backbone", "licence" if name else "description"), list_backbones(name or ""), left=2)
+        return Table.from_texts("", heads, rows, text_columns=2)
+    return Table.from_texts(
+        "", ("backbone", "licence" if name else "description"), list_backbones(name or ""), text_columns=2
+    )
 
 
 def _metrics() -> Table:
@@ -112,7 +114,7 @@ def _metrics() -> Table:
     for name, metric in all_metrics().items():
         better = "higher" if metric.higher_is_better else "lower"
         rows.append((name, metric.heading, metric.meaning.removesuffix(f"; {better} is better"), better))
-    return Table.from_texts("", ("metric", "column title", "meaning", "better"), rows, left=4)
+    return Table.from_texts("", ("metric", "column title", "meaning", "better"), rows, text_columns=4)
 
 
 def _link(paper: str) -> str:

@@ -101,7 +101,7 @@ def print_experiments() -> None:
         (experiment.name, experiment.alias, experiment.title, str(len(experiment.cells) * experiment.seeds or MISSING))
         for experiment in experiments().values()
     ]
-    table = terminal(Table.from_texts("", ("name", "alias", "content", "runs"), rows, left=3))
+    table = terminal(Table.from_texts("", ("name", "alias", "content", "runs"), rows, text_columns=3))
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
@@ -145,7 +145,7 @@ def print_plan(plan: ExperimentPlan, finished: Collection[str], shared: bool = F
             numbers = [str(len(keys)), done, f"{training:,}", f"{evaluation:,}"]
         printed.update(keys)
         rows.append((planned.cell.row, _column(planned, plan), *numbers))
-    table = Table.from_texts("", ("row", "column", "runs", "done", "training", "evaluation"), rows, left=2)
+    table = Table.from_texts("", ("row", "column", "runs", "done", "training", "evaluation"), rows, text_columns=2)
     console.print(fit_terminal(table, console))
     unfinished = [run for run in plan.configs if run.key() not in finished]
     trained = first_of_each_training(unfinished) if shared else unfinished
