@@ -11,7 +11,7 @@ from support.models import tiny_model
 from onea.learner import local_head
 
 
-def make_values(values: dict, **options):
+def prepare_run(values: dict, **options):
     bounds = {"epochs": 6, "min_epochs": 6, "max_epochs": 6, "guard": 0.3}
     return prepared(values, "one-a-plus", options=values["options"] | bounds | options)
 
@@ -19,15 +19,15 @@ def make_values(values: dict, **options):
 @pytest.fixture
 def accuracies(monkeypatch):
     """Accuracies that replace the measured ones, one after the other."""
-    given: list[float] = []
-    monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", lambda *_: given.pop(0))
-    return given
+    remaining: list[float] = []
+    monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", lambda *_: remaining.pop(0))
+    return remaining
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
 def test_training_stops_after_patience_epochs_without_improvement(tiny_run, accuracies, options):
     accuracies += [0.2, 0.4, 0.4, 0.3, 0.9]
-    ready = make_values(tiny_run, patience=2, **options)
+    ready = prepare_run(tiny_run, patience=2, **options)
     report = ready.method.learn(ready.task(0))
     assert report["epochs"] == len(report["losses"]) == 4
     assert accuracies == [0.9]
@@ -36,30 +36,30 @@ def test_training_stops_after_patience_epochs_without_improvement(tiny_run, accu
 
 def test_training_with_improvements_does_not_stop(tiny_run, accuracies):
     accuracies += [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    ready = make_values(tiny_run, patience=1)
+    ready = prepare_run(tiny_run, patience=1)
     assert ready.method.learn(ready.task(0))["epochs"] == 6
     assert not accuracies
 
 
 @pytest.mark.parametrize("options", [{}, {"patience": 1, "guard": 0.0}])
 def test_accuracy_is_not_measured_by_default_or_without_held_out_images(tiny_run, accuracies, options):
-    ready = make_values(tiny_run, **options)
+    ready = prepare_run(tiny_run, **options)
     assert ready.method.learn(ready.task(0))["epochs"] == 6
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
 def test_measuring_the_accuracy_does_not_change_the_training(tiny_run, options):
-    plain, watched = (learn_all(make_values(tiny_run, patience=patience, **options)) for patience in (0, 6))
+    plain, watched = (learn_all(prepare_run(tiny_run, patience=patience, **options)) for patience in (0, 6))
     assert all(torch.equal(value, watched.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 2}])
 def test_the_accuracy_is_that_of_the_head_on_whole_images(tiny_run, monkeypatch, options):
-    found, right = [], local_head.local_accuracy
+    found, original = [], local_head.local_accuracy
 
-    def noted(network, adapters, head, held_out, inputs, runtime):
-        found.append(right(network, adapters, head, held_out, inputs, runtime))
-        assert adapters.training, "it goes on"
+    def measure(network, adapters, head, held_out, inputs, runtime):
+        found.append(original(network, adapters, head, held_out, inputs, runtime))
+        assert adapters.training, "still in training mode"
         with torch.no_grad():
             adapters.eval()
             answers = head(ready.method.vit(held_out.images.test_views(held_out.rows), adapters)).argmax(1)
@@ -68,8 +68,8 @@ def test_the_accuracy_is_that_of_the_head_on_whole_images(tiny_run, monkeypatch,
         assert found[-1] == pytest.approx(float(expected), abs=1.01 / len(held_out))  # a tie may be rounded either way
         return found[-1]
 
-    monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", noted)
-    ready = make_values(tiny_run, patience=6, **options)
+    monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", measure)
+    ready = prepare_run(tiny_run, patience=6, **options)
     ready.method.learn(ready.task(0))
     assert len(found) == 6
 

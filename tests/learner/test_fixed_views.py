@@ -17,7 +17,7 @@ from onea.vit.batching import padded_size
 VIEWS = 3
 
 
-def make_values(values: dict, method: str = "one-a-plus", **options):
+def prepare_run(values: dict, method: str = "one-a-plus", **options):
     return prepared(values, method, options=values["options"] | options)
 
 
@@ -39,7 +39,7 @@ def count_images(vit):
 
 @pytest.fixture
 def ready(tiny_run):
-    return make_values(tiny_run, adapter_blocks=1)
+    return prepare_run(tiny_run, adapter_blocks=1)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_cache_holds_tokens_in_half_precision(ready, adapters):
 
 def test_large_tokens_stay_finite_in_half_precision(ready, adapters, monkeypatch):
     below = type(ready.method.vit).forward_to_block
-    monkeypatch.setattr(type(ready.method.vit), "forward_to_block", lambda *given: 1e9 * below(*given))
+    monkeypatch.setattr(type(ready.method.vit), "forward_to_block", lambda *args: 1e9 * below(*args))
     tokens = make_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
     assert tokens.isfinite().all()
     assert tokens.abs().max() == torch.finfo(torch.float16).max
@@ -129,7 +129,7 @@ def test_cached_views_pass_the_first_blocks_once(ready, adapters, monkeypatch):
 
 def test_every_epoch_uses_the_next_view_of_each_image(ready, adapters, monkeypatch):
     asked_for = []
-    monkeypatch.setattr(FixedViews, "_look_up", lambda _, *given: asked_for.append(given) or given[0])
+    monkeypatch.setattr(FixedViews, "_look_up", lambda _, *args: asked_for.append(args) or args[0])
     task = ready.task(0)
     chosen = task.subset(torch.arange(len(task)) % 5 != 2)  # held-out images have views, too
     batches = make_views(ready, adapters).batches(chosen, 4, 2)
@@ -148,16 +148,16 @@ def test_every_epoch_uses_the_next_view_of_each_image(ready, adapters, monkeypat
 
 
 def test_adapters_in_all_blocks_use_new_crops_in_every_epoch(tiny_run):
-    plain = learn_all(make_values(tiny_run)).state_dict()
+    plain = learn_all(prepare_run(tiny_run)).state_dict()
     for options in ({"adapter_blocks": 2, "cached_views": 0}, {"cached_views": 7}):
-        other = learn_all(make_values(tiny_run, **options)).state_dict()
+        other = learn_all(prepare_run(tiny_run, **options)).state_dict()
         assert plain.keys() == other.keys()
         assert all(torch.equal(plain[name], other[name]) for name in plain)
 
 
 @pytest.mark.parametrize("views", [1, 3])
 def test_guard_drift_map_and_statistics_use_the_cached_views(tiny_run, views):
-    ready = make_values(tiny_run, adapter_blocks=1, cached_views=2, views=views, guard=0.3)
+    ready = prepare_run(tiny_run, adapter_blocks=1, cached_views=2, views=views, guard=0.3)
     task = ready.task(0)
     with count_images(ready.method.vit) as passed:
         report = ready.method.learn(task)
@@ -171,7 +171,7 @@ def test_guard_drift_map_and_statistics_use_the_cached_views(tiny_run, views):
 
 
 def test_a_task_without_training_caches_no_tokens(tiny_run, monkeypatch):
-    ready = make_values(tiny_run, adapter_blocks=1, single_class="skip", views=2)
+    ready = prepare_run(tiny_run, adapter_blocks=1, single_class="skip", views=2)
     ready.method.learn(ready.task(0))
     monkeypatch.setattr(FixedViews, "__init__", None)
     task = ready.task(1)

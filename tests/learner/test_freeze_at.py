@@ -21,13 +21,13 @@ from onea.vit.hooks import NO_HOOKS
 FROZEN = {"adapter_blocks": 1, "cached_views": 2, "freeze_at": 0.5, "epochs": 4, "min_epochs": 4, "max_epochs": 4}
 
 
-def make_values(values: dict, **options):
+def prepare_run(values: dict, **options):
     return prepared(values, "one-a", options=values["options"] | FROZEN | options)
 
 
 def test_first_blocks_are_frozen_and_the_last_one_is_trained(tiny_run, monkeypatch):
-    ready, drawn, draw = make_values(tiny_run), [], FixedViews.sample
-    monkeypatch.setattr(FixedViews, "sample", lambda *given: drawn.append(given[-2:]) or draw(*given))
+    ready, drawn, draw = prepare_run(tiny_run), [], FixedViews.sample
+    monkeypatch.setattr(FixedViews, "sample", lambda *args: drawn.append(args[-2:]) or draw(*args))
     task = ready.task(0)
     fresh = ready.method.learner.new_adapters(task.seed, task.index).state_dict()
     found = adapter_training.train_adapter(
@@ -48,8 +48,8 @@ def test_first_blocks_are_frozen_and_the_last_one_is_trained(tiny_run, monkeypat
 
 
 def test_without_a_second_part_all_blocks_are_trained(tiny_run, monkeypatch):
-    monkeypatch.setattr(FixedViews, "sample", lambda *given: pytest.fail("views are not needed"))
-    part = make_values(tiny_run, cached_views=1, freeze_at=0.99)
+    monkeypatch.setattr(FixedViews, "sample", lambda *args: pytest.fail("views are not needed"))
+    part = prepare_run(tiny_run, cached_views=1, freeze_at=0.99)
     whole = prepared(tiny_run, "one-a", options=tiny_run["options"] | {"epochs": 4, "min_epochs": 4, "max_epochs": 4})
     reports = []
     for ready in (part, whole):
@@ -69,14 +69,14 @@ def test_without_a_second_part_all_blocks_are_trained(tiny_run, monkeypatch):
 
 def test_the_second_part_continues_the_first(tiny_run, monkeypatch):
     """Learning rates are those of the whole training; seeds are new, patches are dropped, and early stopping is on."""
-    ready = make_values(tiny_run, patch_drop_rate=0.5, patience=9)
+    ready = prepare_run(tiny_run, patch_drop_rate=0.5, patience=9)
     parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, optimisation._set_learning_rates
     monkeypatch.setattr(
-        adapter_training, "train_with_local_head", lambda *given, **how: parts.append(how) or fit(*given, **how)
+        adapter_training,
+        "train_with_local_head",
+        lambda *args, **options: parts.append(options) or fit(*args, **options),
     )
-    monkeypatch.setattr(
-        optimisation, "_set_learning_rates", lambda *given: shares.append(given[1]) or set_rates(*given)
-    )
+    monkeypatch.setattr(optimisation, "_set_learning_rates", lambda *args: shares.append(args[1]) or set_rates(*args))
     task, method = ready.task(0), ready.method
     adapter_training.train_adapter(
         method.vit,
@@ -97,8 +97,8 @@ def test_the_second_part_continues_the_first(tiny_run, monkeypatch):
 
 
 def test_tokens_of_the_second_part_include_the_frozen_adapters(tiny_run, monkeypatch):
-    ready, made, draw = make_values(tiny_run, learning_rate=0.5), [], FixedViews.sample
-    monkeypatch.setattr(FixedViews, "sample", lambda *given: made.append((draw(*given), given[5])) or made[-1][0])
+    ready, made, draw = prepare_run(tiny_run, learning_rate=0.5), [], FixedViews.sample
+    monkeypatch.setattr(FixedViews, "sample", lambda *args: made.append((draw(*args), args[5])) or made[-1][0])
     task, method = ready.task(0), ready.method
     adapter_training.train_adapter(
         method.vit, method.learner.new_adapters(task.seed, task.index), task, method.options, method.runtime, None
@@ -112,7 +112,7 @@ def test_tokens_of_the_second_part_include_the_frozen_adapters(tiny_run, monkeyp
 
 def test_split_passes_equal_the_whole_pass(tiny_run):
     """A pass split at the last adapter, with frozen ones below, equals the whole pass."""
-    ready = make_values(tiny_run)
+    ready = prepare_run(tiny_run)
     vit, images = ready.method.vit, ready.task(0).images.test_views(ready.task(0).rows[:4])
     adapters = Adapters(2, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
     with torch.no_grad():
@@ -127,10 +127,10 @@ def test_split_passes_equal_the_whole_pass(tiny_run):
 
 
 def test_a_stream_is_learned_and_continued(tiny_run):
-    whole = learn_all(make_values(tiny_run, patch_drop_rate=0.5))
+    whole = learn_all(prepare_run(tiny_run, patch_drop_rate=0.5))
     assert whole.adapter.first_block == 0
     assert all(bool(adapter.up.weight.any()) for adapter in whole.adapter.adapters())
-    first, second = (make_values(tiny_run, patch_drop_rate=0.5) for _ in range(2))
+    first, second = (prepare_run(tiny_run, patch_drop_rate=0.5) for _ in range(2))
     learn_all(first, [0, 1])
     second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})
     learn_all(second, [2])

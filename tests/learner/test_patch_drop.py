@@ -23,7 +23,7 @@ from onea.vit.hooks import NO_HOOKS
 HALF = {"patch_drop_rate": 0.5}
 
 
-def make_values(values: dict, method: str = "one-a-plus", **options):
+def prepare_run(values: dict, method: str = "one-a-plus", **options):
     return prepared(values, method, options=values["options"] | options)
 
 
@@ -85,17 +85,17 @@ def test_compiled_passes_get_the_same_patches(tiny_vit):
     "options", [{}, {"adapter_blocks": 1, "cached_views": 2}, {"adapter_blocks": 1, "cached_views": 0}]
 )
 def test_only_training_steps_drop_patches(tiny_run, options):
-    ready = make_values(tiny_run, **HALF, **options)
+    ready = prepare_run(tiny_run, **HALF, **options)
     seen: dict[bool, set[int]] = {True: set(), False: set()}
     block = ready.method.vit.vit.blocks[-1]
-    block.norm1.register_forward_pre_hook(lambda _, given: seen[torch.is_grad_enabled()].add(given[0].shape[1]))
+    block.norm1.register_forward_pre_hook(lambda _, inputs: seen[torch.is_grad_enabled()].add(inputs[0].shape[1]))
     assert ready.method.learn(ready.task(0))["trained"]
     assert seen == {True: {1 + 2}, False: {1 + 4}}
 
 
 def test_patch_dropout_of_cached_tokens_under_autocast(tiny_run):
     """A CPU computes in bfloat16 and caches tokens in float16, which CPU autocast does not concatenate."""
-    ready = make_values(tiny_run | {"precision": "bf16"}, **HALF, adapter_blocks=1, cached_views=2)
+    ready = prepare_run(tiny_run | {"precision": "bf16"}, **HALF, adapter_blocks=1, cached_views=2)
     report = ready.method.learn(ready.task(0))
     assert report["trained"]
     assert torch.tensor(report["losses"]).isfinite().all()
@@ -104,26 +104,26 @@ def test_patch_dropout_of_cached_tokens_under_autocast(tiny_run):
 def test_every_batch_has_new_patches_and_a_seed_repeats_them(tiny_run, monkeypatch):
     drawn: list[torch.Tensor] = []
 
-    def record(*given):
-        drawn.append(sample_patches(*given))
+    def record(*args):
+        drawn.append(sample_patches(*args))
         return drawn[-1]
 
     monkeypatch.setattr("onea.learner.adapter_training.sample_patches", record)
-    first, second = (learn_all(make_values(tiny_run, **HALF), [0]) for _ in range(2))
+    first, second = (learn_all(prepare_run(tiny_run, **HALF), [0]) for _ in range(2))
     batches = len(drawn) // 2
     assert batches > 2
     assert len({tuple(batch.flatten().tolist()) for batch in drawn[:batches]}) == batches
     assert all(torch.equal(*pair) for pair in zip(drawn[:batches], drawn[batches:], strict=True))
     assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
-    other = learn_all(make_values(tiny_run), [0])
+    other = learn_all(prepare_run(tiny_run), [0])
     assert not all(torch.equal(value, other.state_dict()[name]) for name, value in first.state_dict().items())
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 2}])
 @pytest.mark.parametrize("method", ["one-a", "one-a-plus"])
 def test_a_resumed_run_equals_an_uninterrupted_one(tiny_run, method, options):
-    whole = learn_all(make_values(tiny_run, method, **HALF, **options))
-    first, second = (make_values(tiny_run, method, **HALF, **options) for _ in range(2))
+    whole = learn_all(prepare_run(tiny_run, method, **HALF, **options))
+    first, second = (prepare_run(tiny_run, method, **HALF, **options) for _ in range(2))
     learn_all(first, [0, 1])
     second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})
     learn_all(second, [2])
@@ -132,7 +132,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tiny_run, method, options):
 
 
 def test_each_process_gets_the_patches_of_its_images(tiny_run, monkeypatch):
-    ready = make_values(tiny_run, **HALF)
+    ready = prepare_run(tiny_run, **HALF)
     task, runtime, seen = ready.task(0), ready.method.runtime, []
     trained = optimisation.ParamGroup(torch.nn.Linear(1, 1))
 

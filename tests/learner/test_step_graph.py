@@ -26,12 +26,12 @@ class FakeStepGraph:
         return contextlib.nullcontext()
 
     def __call__(self, *inputs):
-        kind = tuple((given.shape, given.dtype) for given in inputs)
-        own = self._inputs.setdefault(kind, [torch.empty_like(given) for given in inputs])
-        for mine, given in zip(own, inputs, strict=True):
-            mine.copy_(given)
-        FakeStepGraph.taken += 1
-        return self._step(*own).clone()
+        signature = tuple((value.shape, value.dtype) for value in inputs)
+        static_inputs = self._inputs.setdefault(signature, [torch.empty_like(value) for value in inputs])
+        for static, value in zip(static_inputs, inputs, strict=True):
+            static.copy_(value)
+        FakeStepGraph.steps += 1
+        return self._step(*static_inputs).clone()
 
 
 @pytest.mark.parametrize("store", ["device", "disk"])
@@ -45,14 +45,14 @@ def test_captured_steps_learn_the_same(tiny_run, store, blocks, drop, monkeypatc
         patch_drop_rate=drop,
     )  # fmt: skip
     results = []
-    FakeStepGraph.taken = 0
+    FakeStepGraph.steps = 0
     for recorded in (False, True):
         if recorded:
             monkeypatch.setattr(optimisation, "_can_capture", lambda *_: True)
             monkeypatch.setattr(optimisation, "StepGraph", FakeStepGraph)
         results.append(train_adapter(vit, initial_adapters(vit, options, 1), task, options, runtime, None))
     plain, recorded = results
-    assert FakeStepGraph.taken == 3 * -(-len(task) // 4)
+    assert FakeStepGraph.steps == 3 * -(-len(task) // 4)
     # The rate is a float32 in a recording, hence the last digits.
     torch.testing.assert_close(recorded.tensors, plain.tensors, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.tensor(recorded.report["losses"]), torch.tensor(plain.report["losses"]))
