@@ -36,7 +36,9 @@ def errors(estimate: ClassStatistics, exact: ClassStatistics, old: int) -> dict[
         return {"mean": 0.0, "shared": 0.0, "own": 0.0}
     root = exact.whitening()
     offsets = (estimate.means[:old].double() - exact.means[:old].double()) @ root
-    pooled, actual = (known.scatter / known.degrees_of_freedom for known in (estimate, exact) if known.scatter is not None)
+    pooled, actual = (
+        known.scatter / known.degrees_of_freedom for known in (estimate, exact) if known.scatter is not None
+    )
     assert estimate.factors is not None
     assert exact.factors is not None
     own = []

@@ -40,7 +40,7 @@ def too_many_pixels(pixels: int, limit: int | None) -> str:
     """The reason for refusing an image; ``limit`` is the limit of the caller, if not ``max_pixels()``.
 
     >>> too_many_pixels(168_000_000, None)
-    'it has 168.0 megapixels, and 110 are allowed; --max-megapixels (or ONEA_MAX_MEGAPIXELS) allows more'
+    'it has 168.0 megapixels; the limit is 110, see --max-megapixels (or ONEA_MAX_MEGAPIXELS)'
     """
     if limit is not None or pixels > MAX_PIXEL_LIMIT:
         return f"it has more than {min(limit or MAX_PIXEL_LIMIT, MAX_PIXEL_LIMIT) // MEGAPIXEL} megapixels"
