@@ -39,7 +39,7 @@ def test_every_command_is_shown_before_it_runs(onea, monkeypatch, tiny_vit):
     assert json.loads(onea("info", "here/tour.onea", "--json")[1])["classes"] == 8
     code, _, err = onea("tour", "--out", "here")
     assert code == 2
-    assert "holds an earlier tour" in err
+    assert "contains an earlier tour" in err
 
 
 def test_without_the_service_the_tour_goes_on(capsys, monkeypatch):
