@@ -100,7 +100,7 @@ def test_evaluate_in_a_read_only_folder_draws_no_figure(onea, shop, tiny_images,
 def test_two_classes_can_be_merged(onea, shop, tiny_images):
     code, _, err = onea("rename", "shop.onea", "class00", "class01")
     assert code == 2
-    assert "choose another name for 'class00', or merge them by --merge." in err
+    assert "choose another name for 'class00', or merge them with --merge." in err
     code, out, _ = onea("rename", "shop.onea", "class00", "class01", "--merge")
     assert code == 0
     assert "shop.onea now has 2 classes (version 2)" in out

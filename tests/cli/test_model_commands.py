@@ -456,7 +456,7 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
         (["undo", "nowhere.onea"], "does not exist"),
         (["forget", "shop.onea", "class0"], "did you mean"),
         (["rename", "shop.onea", "class00", "class01"], "already has a class"),
-        (["rename", "shop.onea", "class00", "class00"], "is called 'class00' already, so nothing would change"),
+        (["rename", "shop.onea", "class00", "class00"], "is already called 'class00'; give it another name"),
         (["rename", "shop.onea", "class00", "CLASS01"], "only in case"),
         (["export", "shop.onea", "--to", "torch", "-o", "/proc/nowhere/x.pt2"], "Cannot write"),
         (["export", "shop.onea", "--to", "torch", "--preprocess"], "Only an ONNX file takes photos"),

@@ -191,7 +191,7 @@ def test_grey_images_need_an_axis_of_colours(model):
 @pytest.mark.parametrize("missing", [np.nan, None, np.float64("nan"), type("NAType", (), {})()])
 def test_a_label_that_is_missing_is_told_and_nothing_is_learned(tiny_vit, files, missing):
     untaught = tiny_model(tiny_vit)
-    with pytest.raises(OneaError, match="stands for a missing label; leave out images that have none"):
+    with pytest.raises(OneaError, match="stands for a missing label; leave out images without a label"):
         untaught.learn(files, [*NAMES[:-1], missing])
     assert untaught.version == 0
 

@@ -24,7 +24,7 @@ from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural
 
 MAJORITY = 0.5
-"""The probability for a verdict: ``unknown`` above it for none of the classes, ``answer`` from it on for one class."""
+"""The verdict is ``unknown`` if none of the classes is more probable than this, ``answer`` if a class reaches it."""
 
 Verdict = Literal["answer", "unsure", "unknown"]
 Likely = tuple[tuple[str, float], ...]
@@ -101,7 +101,7 @@ def _as_objects(likely: Likely) -> list[dict[str, Any]]:
 
 
 def candidates(ranked: Likely, none: float) -> Likely:
-    """The candidates of an unsure answer: the fewest classes, two or three, that have a majority together.
+    """The candidates of an unsure answer: the best two classes if they have a majority, otherwise the best three.
 
     >>> candidates((("kiwi", 0.4), ("lemon", 0.05), ("lime", 0.05), ("plum", 0.02)), 0.48)
     (('kiwi', 0.4), ('lemon', 0.05), ('lime', 0.05))
@@ -116,7 +116,7 @@ def candidates(ranked: Likely, none: float) -> Likely:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Probabilities of some images; they add up to 1 for each image.
+    """Probabilities for a batch of images; they add up to 1 for each image.
 
     Attributes:
         classes: probability of each class, ``[N, classes]``.
@@ -134,7 +134,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of some images.
+    """Scores of a batch of images.
 
     Attributes:
         scores: scores of each image for every class, ``[N, classes]``; the largest is that of the predicted class.
@@ -145,7 +145,7 @@ class Scores:
     familiarity: Tensor
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
-        """The scores of consecutive images in batches of these sizes."""
+        """Split the scores into consecutive batches of these sizes."""
         parts = zip(self.scores.split(list(sizes)), self.familiarity.split(list(sizes)), strict=True)
         return [Scores(scores, familiarity) for scores, familiarity in parts]
 
@@ -218,7 +218,7 @@ class Snapshot:
         return labels
 
     def predict_proba(self, images: Any, progress: Progress = NO_PROGRESS) -> npt.NDArray[np.float64]:
-        """The probability of each class, ``[N, classes]``; with that of none of the classes, a row adds up to 1."""
+        """The probability of each class, ``[N, classes]``; a row and the probability of none of them add up to 1."""
         probabilities = self.probabilities(self.compute_scores(images, progress)).classes
         return cast(npt.NDArray[np.float64], probabilities.numpy())
 
@@ -249,7 +249,7 @@ class Snapshot:
         return answers
 
     def read(self, images: Any, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS) -> DecodedImages:
-        """Images decoded and resized for the network."""
+        """Decode images and resize them for the network."""
         return read_unlabelled(images, self.engine.side, on_bad, progress)
 
     def compute_scores(self, images: Any, progress: Progress = NO_PROGRESS) -> Scores:
@@ -271,10 +271,12 @@ class Snapshot:
 
     def probabilities(self, scores: Scores) -> Distribution:
         """The calibrated probabilities of each class and of none of the classes."""
-        exact = scores.scores.double(), scores.familiarity.double()
-        return Distribution(*calibration.probabilities(*exact, self.state.temperature, self.threshold, self.slope))
+        calibrated = calibration.probabilities(
+            scores.scores.double(), scores.familiarity.double(), self.state.temperature, self.threshold, self.slope
+        )
+        return Distribution(*calibrated)
 
 
 def _rank(scores: Tensor) -> Tensor:
-    """Classes by descending score; the older class first if scores are equal."""
+    """Classes by descending score; of equal scores, the older class comes first."""
     return scores.sort(dim=1, descending=True, stable=True).indices

@@ -69,7 +69,7 @@ class Engine:
             self.backbone["depth"] = depth
         if self.vit.config.licence:
             self.backbone["licence"] = self.vit.config.licence
-        if parts := split_file_name(backbone):  # so that the file can be found again and needs no other file
+        if parts := split_file_name(backbone):  # to find the file again, and to need no config.json beside it
             remember_file(self.vit.digest, parts[1])
             self.backbone["config"] = self.vit.config.to_json()
 
@@ -124,7 +124,7 @@ class Engine:
     ) -> Tensor:
         """Features of square images, or of crops of them, ``[N, width]``, on the CPU.
 
-        ``network`` is the network and the runtime in another precision, from ``for_training``.
+        ``network`` is the result of ``for_training``, to compute in another precision.
         """
         vit, runtime = network or (self.vit, self.runtime)
         parts = [torch.empty(0, self.vit.width)]
@@ -156,7 +156,7 @@ class Engine:
 
 
 def locate_backbone(backbone: Mapping[str, Any], folder: Path) -> str:
-    """The name of the network of the model in a folder or, if it is a file, its path on this machine.
+    """The name of a model's network or, if the network is a file, its path on this machine.
 
     Raises:
         OneaError: the file is neither where it was last used nor beside the folder.

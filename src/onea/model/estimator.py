@@ -115,7 +115,7 @@ class OneA(VersionedModel, Parameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._engine: Engine | None = None
-        self._preprocess: Mapping[str, Any] | None = None  # this and the next three: of a loaded model
+        self._preprocess: Mapping[str, Any] | None = None  # this and the next three are set by load
         self._config: Mapping[str, Any] | None = None
         self._loaded_options: MergingOptions | None = None
         self._depth: int | None = None
@@ -124,7 +124,7 @@ class OneA(VersionedModel, Parameters):
     # scikit-learn's conventions
 
     def set_params(self, **params: Any) -> OneA:
-        """Change parameters; those in ``FIXED`` cannot change after the first update."""
+        """Change parameters; those of the network, the classifier and the training are fixed by the first update."""
         names = self.defaults().keys()
         for name, value in params.items():
             if name not in names:
@@ -160,7 +160,7 @@ class OneA(VersionedModel, Parameters):
 
     @property
     def last_report(self) -> PhotoReport:
-        """Skipped photos, conflicts and ignored files of the last update of this object, by name; never saved."""
+        """Names of skipped photos, conflicts and ignored files of this object's last update; never saved."""
         return self._last_report
 
     def fit(self, X: Any, y: Any = None) -> OneA:
@@ -285,20 +285,22 @@ class OneA(VersionedModel, Parameters):
                 model.state(version)
             return model
 
-    def restore(self, current: State, versions: Versions, stored: StoredVersions | None = None, **given: Any) -> None:
-        """Set the state to a saved model; ``given`` are the parameters that replace saved ones."""
+    def restore(
+        self, current: State, versions: Versions, stored: StoredVersions | None = None, **overrides: Any
+    ) -> None:
+        """Set the state to a saved model; ``overrides`` are the parameters that replace saved ones."""
         self._preprocess, self._depth = current.preprocess, current.backbone.get("depth", 0)
         self._config = current.backbone.get("config") or NetworkConfig().to_json()
         engine = self._load_engine()
         engine.check_backbone(current.backbone)
         super().restore(current, versions, stored)
-        if "preset" not in given:  # otherwise fit() uses the preset's options
-            self._loaded_options = change_options(current.options, option_params(given), engine.vit)
+        if "preset" not in overrides:  # otherwise fit() uses the preset's options
+            self._loaded_options = change_options(current.options, option_params(overrides), engine.vit)
 
     # helpers
 
     def _allowed_values(self, name: str) -> list[Any]:
-        """The values that a fixed parameter may be set to: its value, or the value of the preset for None."""
+        """The values that a fixed parameter may be set to: its present one, or the preset's if that is None."""
         assert self._snapshot is not None
         options = self._snapshot.state.options
         return [getattr(self, name), *([options[name]] if name in OPTIONS and name in options else [])]
@@ -308,10 +310,10 @@ class OneA(VersionedModel, Parameters):
             return self._loaded_options
         return choose_options(self.preset, option_params(self.get_params()), engine.vit)
 
-    def _learning_progress(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
-        if isinstance(given, Progress):
-            return contextlib.nullcontext(given)
-        if not (self.verbose if given is None else given):
+    def _learning_progress(self, progress: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
+        if isinstance(progress, Progress):
+            return contextlib.nullcontext(progress)
+        if not (self.verbose if progress is None else progress):
             return contextlib.nullcontext(NO_PROGRESS)
         from onea.model.progress_bar import LearningBar
 
@@ -320,11 +322,11 @@ class OneA(VersionedModel, Parameters):
     def _load_engine(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                machine = self.device, self.precision, self.threads
+                runtime = self.device, self.precision, self.threads
                 depth = to_python(self.depth) if self._depth is None else self._depth
                 depth = depth_for_models(self.backbone) if depth is None else depth
-                taught = self._preprocess, to_python(self.image_size), self._config
-                self._engine = Engine(self.backbone, *machine, to_python(self.mirror), *taught, depth=depth)
+                inputs = self._preprocess, to_python(self.image_size), self._config
+                self._engine = Engine(self.backbone, *runtime, to_python(self.mirror), *inputs, depth=depth)
             return self._engine
 
 
@@ -354,7 +356,7 @@ def load(path: str | Path, **params: Any) -> OneA:
 
 
 def load_for(path: Path, **params: Any) -> OneA:
-    """``load`` with the parameters that are not None; the held-out images must suffice for the rate of ``unknown``."""
+    """``load``, ignoring parameters that are None; refuse a rate of ``unknown`` that cannot be guaranteed."""
     model = load(path, **{name: value for name, value in params.items() if value is not None})
     if params.get("unknown"):
         model.snapshot().check_unknown_rate(params["unknown"])

@@ -50,7 +50,7 @@ Precision = Literal["fp32", "int8"]
 Predict = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
 _OUTPUTS = ("probabilities", "none_of_these")
 _CHECK_BATCHES = (1, 3, 16)  # sizes of the batches on which the file is compared with the model
-_BATCH = 32  # photos at a time
+_BATCH = 32  # photos
 _CALIBRATION_PHOTOS = 128  # at most, for the ranges of the activations
 
 
@@ -121,7 +121,7 @@ def export(
         to: the format.
         path: path of the file.
         preprocess: whether the input is photos of any size instead of square images; the default for ONNX.
-        precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
+        precision: ``int8`` computes the network's matrix products in eight bits (``onnx`` only).
         check: folder of class folders with the photos for the check of ``int8``; untaught classes are ignored.
         force: replace a file that is not an earlier export, or is one of another kind or precision.
 
@@ -166,7 +166,7 @@ def _check_arguments(to: Format, photos: bool, precision: Precision, check: Path
             "the loss."
         )
     if precision != "int8" and check is not None:
-        raise OneaError("--check is for --precision int8; an fp32 file has the answers of the model anyway.")
+        raise OneaError("--check is for --precision int8; an fp32 file always predicts the same as the model.")
 
 
 def _read_check_photos(model: Snapshot, folder: Path) -> DecodedImages:
@@ -226,7 +226,10 @@ def _describe(model: Snapshot, to: Format, photos: bool, precision: Precision) -
 
 
 def _load_exported(path: Path, to: Format, photos: bool) -> Predict:
-    """A function from images ``[N, height, width, 3]`` to the probabilities of a file; without ``photos``, squares."""
+    """A function from images ``[N, height, width, 3]`` to the probabilities of an exported file.
+
+    Without ``photos``, the images must be square.
+    """
     run = Session(path) if to == "onnx" else _load_torch(path)
 
     def predict(images: Pixels) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -289,7 +292,7 @@ def description_path(path: Path) -> Path:
 
 
 def check_path(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> None:
-    """Refuse a path that cannot be written, or is not an earlier export of this kind and precision.
+    """Refuse a path that cannot be written, or an existing file that is not an export of this kind and precision.
 
     Args:
         path: path of the file.
@@ -314,7 +317,7 @@ def check_path(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> No
 
 
 def _read_description(description: Path) -> dict[str, Any] | None:
-    """The description of an earlier export; None if the file is none."""
+    """The description of an earlier export; None if the file is not one."""
     with suppress(OneaError):
         facts = read_json(description)
         if isinstance(facts, dict) and all(isinstance(facts.get(name), str) for name in _KIND_FACTS):
@@ -333,9 +336,9 @@ def partial_folder(path: Path) -> Iterator[Path]:
     with file_lock(lock, remedy=_REMEDY):
         partial = re.compile(rf"\.{re.escape(path.name)}\.\w+\.partial")
         try:
-            for left in path.parent.iterdir():
-                if partial.fullmatch(left.name):
-                    shutil.rmtree(left, ignore_errors=True)
+            for leftover in path.parent.iterdir():
+                if partial.fullmatch(leftover.name):
+                    shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(".partial", f".{path.name}.", path.parent) as folder:
                 yield Path(folder)
         except OSError as error:

@@ -18,16 +18,16 @@ from onea.errors import OneaError
 UNKNOWN = "unknown"
 UNKNOWN_NUMBER = -1  # if classes are numbers
 _MAX_CHARS = 200
-_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"  # from decoders
-_MAX_FOLDER_BYTES = 255  # bytes
+_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"  # what decoders put in place of invalid bytes
+_MAX_FOLDER_BYTES = 255
 _NO_FOLDER_NAME = re.compile(
     r'.*[/\\:*?"<>|]|.*\.$|(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.I
-)  # on Windows, most of it
+)  # most of these on Windows only
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
 
 
 def class_name(label: Any) -> str:
-    """The class name of a label; whole numbers have no fraction, True and False are 1 and 0.
+    """The class name of a label; whole numbers are written without a fraction, True and False as 1 and 0.
 
     >>> [class_name(label) for label in ("apple", 3, 3.0, True)]
     ['apple', '3', '3', '1']
@@ -37,8 +37,8 @@ def class_name(label: Any) -> str:
         return str(int(label))
     if is_missing(label):
         raise OneaError(
-            f"Unknown label type: {label}, which stands for a missing label; leave out images that have none, and give "
-            "text or whole numbers, one for each image."
+            f"Unknown label type: {label}, which stands for a missing label; leave out images without a label, and "
+            "give text or whole numbers, one for each image."
         )
     if isinstance(label, float | complex | list | tuple | bytes):
         raise OneaError(f"Unknown label type: {reprlib.repr(label)}; give text or whole numbers, one for each image.")
@@ -63,7 +63,7 @@ def is_number(label: Any) -> bool:
 
 
 def as_integers(names: Sequence[str]) -> npt.NDArray[np.int64] | None:
-    """Class names as numbers, ``unknown`` as -1; None if one of them is no number.
+    """Class names as numbers, ``unknown`` as -1; None if one of them is not a number.
 
     >>> as_integers(["7", "unknown", "10"])
     array([ 7, -1, 10])
@@ -88,7 +88,7 @@ def check_integer_labels(names: Sequence[str], integer_labels: bool, unknown: fl
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Refuse names that are empty, unprintable, garbled, reserved, or differ from another only in case.
+    """Refuse names that are empty, unprintable, wrongly decoded or reserved, or differ from another only in case.
 
     >>> check_names(["apple"], ["apple", "pear"])
     >>> check_names(["Apple"], ["apple"])
@@ -142,5 +142,5 @@ def _to_python(label: Any) -> Any:
 
 
 def normalized(name: str) -> str:
-    """A name without case and with normalised encoding of accents, to compare names."""
+    """A name in a form for comparison: without case, and with accents encoded in one way."""
     return unicodedata.normalize("NFKC", name).casefold()

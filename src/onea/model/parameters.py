@@ -91,16 +91,16 @@ def check_params(params: Mapping[str, Any], max_rate: float = 0.5) -> None:
 
 
 def _check_types(params: Mapping[str, Any]) -> None:
-    """Check the types that only saving would check otherwise, after hours of training."""
+    """Check types that would otherwise be checked only on saving, after hours of training."""
     if not isinstance(params["backbone"], str):
-        raise OneaError(f"backbone is {params['backbone']!r:.80}; give text, the name of a network or of its file.")
+        raise OneaError(f"backbone is {params['backbone']!r:.80}; give the name of a network or file, as text.")
     for name in _INTEGERS:
         value = params.get(name, 0)
         if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
             raise OneaError(f"{name} is {value!r:.80}; it needs a whole number.")
     for name in _SWITCHES:
         if not isinstance(params[name], int | float) or params[name] not in (0, 1):
-            raise OneaError(f"{name} is {params[name]!r:.80}; it is True or False.")
+            raise OneaError(f"{name} is {params[name]!r:.80}; it must be True or False.")
     if isinstance(params["keep"], float):
         raise OneaError(f"keep is {params['keep']}; it needs a whole number.")
 
@@ -168,9 +168,9 @@ def _combine_options(
     Dropping patches is possible only if some blocks have no adapter, and not with rotary position embeddings.
     """
     given = normalise_names(given)
-    for name, instead in _RESEARCH_OPTIONS.items():
+    for name, replacement in _RESEARCH_OPTIONS.items():
         if name in given:
-            raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
+            raise OneaError(f"options has '{name}', which is for research runs only; for a model, set {replacement}.")
     options = make_options(kind, {**values, **_epoch_bounds(kind, given.get("epochs")), **given})
     if not {"views", "cached_views"}.isdisjoint(given) and "enough_images" not in given:
         options = dataclasses.replace(options, enough_images=0)  # use this number in every update
@@ -193,8 +193,8 @@ def merging_options(options: Mapping[str, Any]) -> MergingOptions:
 
 
 def _epoch_bounds(kind: type[MergingOptions], epochs: Any) -> dict[str, int]:
-    """Bounds of the epoch schedule: half and twice the given number. One-A+ computes its own."""
+    """Bounds of the epoch schedule: half and twice the number of epochs; zeros for One-A+, which computes them."""
     if not isinstance(epochs, int):
         return {}
-    least, most = (0, 0) if issubclass(kind, OneAPlusOptions) else (max(1, epochs // 2), 2 * epochs)
-    return {"min_epochs": least, "max_epochs": most}
+    bounds = (0, 0) if issubclass(kind, OneAPlusOptions) else (max(1, epochs // 2), 2 * epochs)
+    return dict(zip(("min_epochs", "max_epochs"), bounds, strict=True))

@@ -30,13 +30,13 @@ from onea.tensors import Tensors
 Update = dict[str, Any]
 """One entry of the history, as JSON."""
 
-READOUTS = ("rgda", "whitened", "slda", "ncm")  # suggested; any classifier that can compensate drift is possible
+READOUTS = ("rgda", "whitened", "slda", "ncm")  # those suggested; any classifier that can follow drift will do
 NO_SIGNALS, NO_ROWS = torch.empty(0, NUM_SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_FEATURES = torch.empty(0, 1, 1)
 NO_CLASSES = "The model has no classes yet; teach it some first."
-NO_CLASS_NAMED = "No class is named, so nothing would change; name at least one to forget."
+NO_CLASS_NAMED = "No class was named; name at least one to forget."
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
-# Tensors with one entry per image, and the tensor with the class of each image.
+# Tensors with one entry per image, and the tensor with the class of each of these images.
 _PER_IMAGE = {
     "held_out_signals": "held_out_signal_rows",
     "left_out_signals": "left_out_signal_rows",
@@ -59,7 +59,7 @@ def classifier_for(readout: str) -> Classifier:
 
 
 def empty_statistics(readout: str, width: int) -> ClassStatistics:
-    """Statistics of no class for a readout; the scatter is always included, so that the readout can be changed."""
+    """Statistics without classes for a readout; the scatter is always included, so that the readout can change."""
     statistics = classifier_for(readout).statistics(width)
     assert isinstance(statistics, ClassStatistics)
     return statistics if statistics.detail else ClassStatistics.empty(width)
@@ -75,7 +75,7 @@ class State:
     """One version of a model; it never changes. Class ``i`` has row ``i`` in all tensors, which are on the CPU.
 
     Attributes:
-        version: number of the update that made it; never used twice.
+        version: number of the update that made this state; never used twice.
         backbone: name and sha256 of the frozen network, and its depth if not all blocks are used; the licence of its
             weights if known; for a file, its name without the folder and its configuration.
         preprocess: preprocessing of the images.
@@ -138,7 +138,7 @@ class State:
         return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian), self.background)
 
     def fit_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
-        """The familiarity as a module, and its values for held-out images and for images of left-out classes."""
+        """The familiarity as a module, and the values of held-out images and of images of left-out classes."""
         module = Familiarity(self.signals(), self.held_out_signals, self.left_out_signals)
         return module, module.combine(module.scale(self.held_out_signals)), module.combine(self.left_out_signals)
 
@@ -194,8 +194,8 @@ class State:
         return np.array(names, dtype=np.str_) if integers is None else integers
 
     def forget(self, names: Sequence[str], version: int, date: str) -> State:
-        """The next state, without these classes; ``storage.erasure`` also removes their names from the history."""
-        forgotten = {self.row(name): name for name in names}  # a class named twice counts once
+        """The next state without these classes; their names stay in the history, unlike with ``storage.erasure``."""
+        forgotten = {self.row(name): name for name in names}  # a class that is named twice counts once
         if not forgotten:
             raise OneaError(NO_CLASS_NAMED)
         kept = [row for row in range(len(self.classes)) if row not in forgotten]
@@ -239,11 +239,12 @@ class State:
         """The next state, in which a class is renamed; the new name may be that of a forgotten class."""
         row = self.row(old)
         if new == old:
-            raise OneaError(f"The class is called '{old}' already, so nothing would change; give it another name.")
+            raise OneaError(f"The class is already called '{old}'; give it another name.")
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
             raise OneaError(
-                f"The model already has a class '{new}'; choose another name for '{old}', or merge them by merge=True."
+                f"The model already has a class '{new}'; choose another name for '{old}', or merge them with "
+                "merge=True."
             )
         classes = (*self.classes[:row], new, *self.classes[row + 1 :])
         return replace(

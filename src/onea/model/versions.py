@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in versions: predictions by the current version, changes that make the next one, and undo."""
+"""Models with versions: predict with the current version, create the next one, and undo."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Versions:
 
 
 class VersionedModel(ABC):
-    """A model in versions, one for each update. Predictions come from the current one while the next is prepared.
+    """A model with one version for each update. The current one predicts while the next one is prepared.
 
     Images are given as a path, a folder (all images below it), or any number of paths, Pillow images, arrays or
     tensors.
@@ -89,14 +89,14 @@ class VersionedModel(ABC):
     def __post_init__(self) -> None:
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
-        self._states: dict[int, State] = {}  # of the kept versions in memory
-        self._stored: StoredVersions | None = None  # the other kept versions
+        self._states: dict[int, State] = {}  # kept versions that are in memory
+        self._stored: StoredVersions | None = None  # reads the other kept versions
         self._ancestry: frozenset[str] = frozenset()
         self._lock = threading.RLock()
 
     @abstractmethod
     def _load_engine(self) -> Engine:
-        """The network, which is loaded at the first call."""
+        """The network; it is loaded by the first call."""
 
     def __repr__(self) -> str:
         params = super().__repr__()
@@ -113,7 +113,7 @@ class VersionedModel(ABC):
     def classes_(self) -> npt.NDArray[Any]:
         """The classes of the model, sorted: the columns of ``predict_proba``."""
         if self._snapshot is None:  # scikit-learn regards an estimator without this attribute as not fitted
-            raise AttributeError("classes_ is not there before a class was taught")
+            raise AttributeError("classes_ does not exist before the first update")
         return np.sort(self._snapshot.state.labels(self._snapshot.classes))
 
     @property
@@ -142,7 +142,7 @@ class VersionedModel(ABC):
             return self._states[version]
 
     def is_based_on(self, version: int, id: str) -> bool:
-        """Whether this model, and no other, once had this version with this id."""
+        """Whether this model was made from the version with this number and id."""
         return id in self._ancestry or (version in self.versions.kept and self.state(version).id == id)
 
     def snapshot(self) -> Snapshot:
@@ -222,13 +222,13 @@ class VersionedModel(ABC):
         with self._prediction_progress() as progress:
             return evaluate(current, X, y, on_bad=on_bad, progress=progress)
 
-    # changes without images
+    # updates without images
 
     def forget(self, *classes: str | int, everywhere: bool = False) -> Self:
         """Remove classes. The adapter still contains what it learned from their images.
 
         Earlier versions, to which ``undo`` can go back, still have the classes. With ``everywhere`` these versions and
-        the names in the history are removed, too: undo is impossible, and ``save`` removes them from the model folder.
+        the names in the history are removed, too: undo becomes impossible, and ``save`` removes them from the folder.
         """
         with self._lock:
             names, state = [class_name(label) for label in classes], self.snapshot().state
@@ -239,7 +239,7 @@ class VersionedModel(ABC):
         return self
 
     def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> Self:
-        """Rename a class; with ``merge``, to the name of another class, which makes them one class."""
+        """Rename a class; with ``merge``, into another class, so that the two become one."""
         with self._lock:
             before, names = self.snapshot().state, (class_name(old), class_name(new))
             state = (before.merge_classes if merge else before.rename)(*names, self._versions.next, utc_timestamp())
@@ -263,7 +263,7 @@ class VersionedModel(ABC):
 
     @contextmanager
     def _without_classes(self) -> Iterator[None]:
-        """Start from a model without classes; after an error, restore the classes."""
+        """Run the block on a model without classes; restore the classes if it fails."""
         with self._lock:
             before = self._snapshot, self._versions
             self._snapshot, self._versions = None, Versions(counter=self._versions.counter)

@@ -102,7 +102,7 @@ def drawn(known: list[float], right: list[bool], unknown: list[float], threshold
 def test_the_picture_shows_the_threshold_on_the_curve():
     figure = drawn([0.0, 1.0, 2.0, 3.0], [True, False, True, True], [-2.0, -1.0, 0.5, 1.5], 0.25)
     above, below = figure.axes
-    assert above.get_title(loc="left") == "How familiar images look: AUROC 81.2 %"  # 2 + 3 + 4 + 4 of 16 pairs
+    assert above.get_title(loc="left") == "Familiarity: AUROC 81.2 %"  # 2 + 3 + 4 + 4 of 16 pairs
     assert [text.get_text() for text in above.get_legend().get_texts()][:2] == ["known (4)", "unknown (4)"]
     curve, point = below.lines
     assert point.get_xydata().tolist() == [[50.0, 50.0]], "two unknown images pass, and two known ones are right"

@@ -94,7 +94,7 @@ def _histograms(axes: Any, results: OpenSet) -> None:
     axes.locator_params(axis="y", nbins=5, integer=True)
     axes.set_xlabel("familiarity (outliers are in the outermost bars)")
     axes.set_ylabel("% of the images")
-    axes.set_title(f"How familiar images look: AUROC {100 * results.auroc:.1f} %")
+    axes.set_title(f"Familiarity: AUROC {100 * results.auroc:.1f} %")
     axes.legend(loc="upper left", ncols=2)
 
 

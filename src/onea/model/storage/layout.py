@@ -84,7 +84,7 @@ def check_can_hold(path: Path) -> None:
 
 
 def begin_first_save(path: Path) -> None:
-    """Mark the begin_first_save of the first save."""
+    """Mark the start of the first save."""
     if not holds_model(path):
         write_atomically(path / _FIRST_SAVE, b"")
         sync_folder(path)

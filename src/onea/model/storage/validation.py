@@ -193,7 +193,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
 
 
 def _load(content: bytes) -> dict[str, Any]:
-    """The values of a JSON file of this format with the right checksum."""
+    """The values of a JSON file of this format, if its checksum is correct."""
     values = parse_json_object(content)
     number = values.get("format")
     if not matches(number, Count):
@@ -265,7 +265,7 @@ def _check_update(update: Any) -> None:
     _check(update, _Update)
     _check(update, _UPDATES[update["kind"]])
     if update["kind"] == "learn" and update["held_out"] > update["images"]:
-        raise DamagedFile("its history has more images held out than taught")
+        raise DamagedFile("its history has more held-out images than taught ones")
     if update["kind"] == "rename" and len(update["classes"]) != 2:
         raise DamagedFile("its history has a renaming without exactly two names")
 
@@ -320,11 +320,11 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         expected |= {"background": ("BF16", (background, width))}
     if taught := rows_of("fingerprints"):
         if taught > sum(update["images"] for update in updates if update["kind"] == "learn"):
-            raise DamagedFile(f"{taught} fingerprints are more than there were images")
+            raise DamagedFile(f"it has more fingerprints ({taught}) than images")
         expected |= {"fingerprints": ("I64", (taught, WORDS)), "fingerprint_rows": ("I64", (taught,))}
     if held_out := rows_of("held_out_features"):
         if held_out > MAX_PER_CLASS * classes:
-            raise DamagedFile(f"{held_out} images held out are more than are stored")
+            raise DamagedFile(f"it has more held-out images ({held_out}) than can be stored")
         expected |= {"held_out_features": ("BF16", (held_out, options.views, width))}
         expected |= {"held_out_rows": ("I64", (held_out,)), "held_out_fingerprints": ("I64", (held_out, WORDS))}
     if (factors := empty_statistics(state["readout"], width).factors) is not None:
@@ -374,7 +374,7 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     for name in ("held_out_signal_rows", "left_out_signal_rows", "fingerprint_rows", "held_out_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
-            raise DamagedFile(f"{name} are of no class")
+            raise DamagedFile(f"{name} refer to classes that do not exist")
     for name in ("held_out_signals", "left_out_signals"):
         if bool((tensors[name].abs() >= _MAX_SIGNAL).any()):
             raise DamagedFile(f"{name} are invalid")
