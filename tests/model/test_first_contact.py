@@ -110,7 +110,7 @@ def test_many_questions_show_a_bar_and_a_few_do_not(model, monkeypatch, how):
     assert screen.getvalue() == ""
     assert len(getattr(model, how)(MANY_IMAGES)) == len(MANY_IMAGES)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert "reading images" in plain or "computing features" in plain or "answered" in plain
+    assert "reading images" in plain or "computing features" in plain or "done" in plain
     assert re.search(r"left: (-|\d+):", plain)
 
 

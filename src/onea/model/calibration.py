@@ -16,7 +16,7 @@ from onea.classifiers.validation import leave_classes_out, leave_folds_out
 from onea.model.held_out import Accuracy, newest_of_each_class, remove_held_out
 from onea.model.state import State
 
-MIN_IMAGES = 20  # held-out images for a threshold; with fewer, training images are used as well
+MIN_IMAGES = 20  # held-out images; with fewer, the threshold is fitted to training images as well
 MIN_SLOPE = 2.25
 """Steepness of the probability of *unknown*, per standard deviation of the familiarity of known images.
 
@@ -25,20 +25,20 @@ just below a tenth. A smaller slope would make all predictions for known images 
 """
 PRIOR_TEMPERATURE = 0.05
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
-_PRIOR_STRENGTH = 0.1  # a tenth of the weight of one image if the temperature is off by a factor of e
-_FOLDS = 10  # with a fifth fewer images of a class instead of a tenth, images are noticeably less familiar
-# Photos of a series were taken on one day, and photos to predict on other days. If most photos are in series, the
-# temperature is fitted to images scored without a quarter of their class, not a tenth (research/README.md).
+_PRIOR_STRENGTH = 0.1  # added to the loss (in nats) if the temperature is off by a factor of e
+_FOLDS = 10  # with 5 folds, classes lose a fifth of their images, which makes images noticeably less familiar
+# Photos of a series were taken on one day, photos to predict on other days. If most photos are in series, the
+# temperature is therefore fitted in 4 folds, so to images scored without a quarter of their class (research/README.md).
 _SERIES_FOLDS, _MANY_IN_SERIES = 4, 0.5
 MAX_SIGNALS_PER_CLASS, _MIN_SIGNALS_PER_CLASS, _MAX_SIGNALS = 64, 8, 2048  # images whose signals are stored
-_UNDETECTED_SERIES = 0.25  # standard deviations by which images are too familiar if all are in series
+_UNDETECTED_SERIES = 0.25  # standard deviations by which images seem too familiar if all are in series
 _MIN_VARIANCE = 1e-12
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """The temperature under which ``softmax(scores / temperature)`` gives these labels the highest likelihood.
 
-    A weak prior makes it finite and positive for a single class or without any error.
+    A weak prior keeps it finite and positive if there is only one class or no mistake.
 
     >>> round(fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), 3)
     0.05
@@ -61,10 +61,10 @@ def combine_temperatures(old: float, old_count: int, new: float, new_count: int)
 
 
 def fit_threshold(familiarity: Tensor, unknown_rate: float) -> float:
-    """The threshold below which at most this share of known images lies.
+    """The threshold of familiarity below which at most this share of known images lies.
 
-    A conformal quantile: of n known images it is the k-th smallest familiarity, k = floor(rate (n + 1)), so a new known
-    image lies below it with a probability of at most the rate. With too few images it is the smallest.
+    It is a conformal quantile: of n known images the k-th smallest familiarity, k = floor(rate (n + 1)), so that the
+    next known image lies below it with a probability of at most the rate. With too few images, k is 1.
 
     >>> fit_threshold(torch.arange(99.0), 0.05)
     4.0
@@ -85,25 +85,25 @@ def min_unknown_rate(images: int) -> float:
 
 
 def fit_slope(known: Tensor, left_out: Tensor) -> float:
-    """Slope of the log-odds that an image shows none of the classes, by its familiarity; negative.
+    """The slope, over familiarity, of the log-odds that an image shows none of the classes; it is negative.
 
-    It is that of a logistic regression between the familiarity of known images and of images of left-out classes, both
-    with the same weight. A weak prior keeps the slope finite if they do not overlap. It is at least ``MIN_SLOPE`` per
-    standard deviation of known images, which also holds for a single class, because it cannot be left out.
+    It is fitted by logistic regression to the familiarity of known images and of images of left-out classes, both
+    groups with the same weight. A weak prior keeps it finite if the groups do not overlap. Its magnitude is at least
+    ``MIN_SLOPE`` per standard deviation of known images, and exactly that for a single class, which cannot be left out.
 
     >>> fit_slope(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0, 0.0])) < -3
     True
     >>> fit_slope(torch.tensor([-1.0, 0.0, 1.0]), torch.empty(0))
     -2.25
     """
-    least = MIN_SLOPE / (float(known.double().std().clamp_min(1e-12)) if len(known) > 1 else 1.0)
+    steepness = MIN_SLOPE / (float(known.double().std().clamp_min(1e-12)) if len(known) > 1 else 1.0)
     if not len(known) or not len(left_out):
-        return -least
+        return -steepness
     values = torch.cat([known, left_out]).double()
     mean, std = values.mean(), values.std().clamp_min(1e-12)
     negative, positive = (((part.double() - mean) / std)[:, None] for part in (left_out, known))
     weights, _ = fit_logistic_regression(negative, positive, torch.zeros(1), 1e-3)
-    return min(float(weights / std), -least)
+    return min(float(weights / std), -steepness)
 
 
 def probabilities(
@@ -130,7 +130,7 @@ def calibrate(
     untrained: Tensor,
     earlier: State | None = None,
 ) -> tuple[State, Accuracy]:
-    """Fit the probabilities and the familiarity to the images of the last update; also their cross-validated accuracy.
+    """Fit probabilities and familiarity to the images of the last update; also return their cross-validated accuracy.
 
     Each image is scored by statistics without its series.
 
@@ -140,8 +140,8 @@ def calibrate(
         views: features of the images, ``[views, N, width]``.
         rows: classes of the images.
         groups: series of the images.
-        untrained: images that the adapter was not trained on, ``bool [N]``; none if it was trained on no image. The
-            temperature is fitted to these alone.
+        untrained: which images the adapter was not trained on, ``bool [N]``, to which the temperature is fitted; all
+            False if the adapter was trained on no image, and the temperature is fitted to all images.
         earlier: the model before the update; None if its signals should stay unchanged.
     """
     features = views[0]
@@ -151,35 +151,36 @@ def calibrate(
     accuracy = Accuracy.from_predictions(scores.argmax(1), rows)
     old_signals = state.held_out_signals
     if earlier is not None:
-        old_signals = _follow_drift(old_signals, _signals_of_others(earlier, rows), _signals_of_others(state, rows))
+        drift = _signals_of_other_classes(earlier, rows), _signals_of_other_classes(state, rows)
+        old_signals = _follow_drift(old_signals, *drift)
     new_signals = _correct_for_training(signals, rows, groups, untrained)
     held_out = _prepend(new_signals, rows, old_signals, state.held_out_signal_rows)
-    left = state.left_out_signals, state.left_out_signal_rows
+    left_out = state.left_out_signals, state.left_out_signal_rows
     for known, unknown, others in leave_classes_out(before, views, rows, groups, untrained):
         of_known, of_unknown = (_scores_and_signals(state, others, features[part])[1] for part in (known, unknown))
         # Signals depend on the number of classes, so the scale comes from images scored by the same statistics.
         scale = SignalScaler(of_known if len(of_known) >= MIN_IMAGES else held_out[0])
-        left = _prepend(scale(of_unknown), rows[unknown], *left)
+        left_out = _prepend(scale(of_unknown), rows[unknown], *left_out)
     if _share_in_series(rows, groups) > _MANY_IN_SERIES:
         for fold, others in leave_folds_out(before, views, rows, groups, _SERIES_FOLDS):
             scores[fold] = state.classifier.fit(others)(features[fold])
     fitted = untrained if untrained.any() else torch.ones_like(untrained)
     temperature = fit_temperature(scores[fitted], rows[fitted])
-    count = int(fitted.sum()) if len(state.classes) > 1 else 0  # of one class, all probabilities are one
+    count = int(fitted.sum()) if len(state.classes) > 1 else 0  # with one class, all probabilities are 1
     calibrated = dataclasses.replace(
         state,
         held_out_signals=held_out[0],
         held_out_signal_rows=held_out[1],
-        left_out_signals=left[0],
-        left_out_signal_rows=left[1],
+        left_out_signals=left_out[0],
+        left_out_signal_rows=left_out[1],
         temperature=combine_temperatures(state.temperature, state.calibration_images, temperature, count),
         calibration_images=state.calibration_images + count,
     )
     return calibrated, accuracy
 
 
-def _signals_of_others(state: State, rows: Tensor) -> Tensor:
-    """Signals of the held-out images of earlier updates of all classes but these."""
+def _signals_of_other_classes(state: State, rows: Tensor) -> Tensor:
+    """Signals of the stored held-out images of all classes but these."""
     others, features, classes = remove_held_out(state.statistics, state.held_out)
     chosen = ~torch.isin(classes, rows)
     if not bool(chosen.any()):
@@ -188,7 +189,7 @@ def _signals_of_others(state: State, rows: Tensor) -> Tensor:
 
 
 def _scores_and_signals(state: State, statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and signals of images by the classifier of the state and other statistics."""
+    """Scores and signals of images by the classifier of the state, fitted to other statistics."""
     scores = state.classifier.fit(statistics)(features)
     return scores, dataclasses.replace(state, statistics=statistics).signals()(features, scores)
 
@@ -196,9 +197,9 @@ def _scores_and_signals(state: State, statistics: ClassStatistics, features: Ten
 def _correct_for_training(signals: Tensor, rows: Tensor, groups: Tensor, untrained: Tensor) -> Tensor:
     """Signals as if the adapter had been trained on none of the images.
 
-    Signals of training images are shifted by the difference of the means; held-out images alone would be too few for
-    the 5 % quantile. Some series are not detected, so that held-out images are similar to training images. Therefore
-    all signals are reduced further, in proportion to the share of images in series.
+    Held-out images alone would be too few for the 5 % quantile, so training images are used as well: their signals are
+    shifted by the difference of the means. As some series are not detected, some held-out images resemble training
+    images. Therefore all signals are reduced further, in proportion to the share of images in series.
 
     >>> trained, unseen = torch.tensor([[4.0], [6.0]]), torch.tensor([[1.0], [3.0]])
     >>> signals, untrained = torch.cat([trained, unseen]), torch.tensor([False, False, True, True])
@@ -223,7 +224,7 @@ def _share_in_series(rows: Tensor, groups: Tensor) -> float:
 
 
 def _follow_drift(signals: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """Signals of earlier updates, transformed like those of the held-out images.
+    """Signals of earlier updates, transformed as those of the stored held-out images changed in this update.
 
     New classes make images less distinct, and the adapter may have changed.
     """
@@ -231,7 +232,7 @@ def _follow_drift(signals: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
 
 def _match_moments(signals: Tensor, sample: Tensor, target: Tensor) -> Tensor:
-    """Signals shifted and scaled by the map that gives a sample the mean and the variance of a target.
+    """Signals shifted and scaled so that a sample would get the mean and variance of a target.
 
     The variance of a small target is shrunk towards that of the sample.
 
@@ -246,7 +247,7 @@ def _match_moments(signals: Tensor, sample: Tensor, target: Tensor) -> Tensor:
 
 
 def _prepend(signals: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Signals and classes, newest first, without the oldest of each class."""
+    """New and earlier signals with their classes, newest first; the oldest of each class are dropped."""
     signals, rows = torch.cat([signals, earlier]), torch.cat([rows, earlier_rows])
     if not len(rows):
         return signals, rows

@@ -27,7 +27,7 @@ from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 from onea.vit.weight_files import split_file_name
 
-_CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
+_CROP_MARGIN = 256 / 224  # images are a little larger than the input, to leave room for training crops
 
 
 class Engine:
@@ -74,8 +74,8 @@ class Engine:
             self.backbone["config"] = self.vit.config.to_json()
 
     @property
-    def description(self) -> dict[str, Any]:
-        """The description of the preprocessing in a model folder."""
+    def preprocess_values(self) -> dict[str, Any]:
+        """The parameters of the preprocessing, as stored in a model folder."""
         return {**dataclasses.asdict(self.preprocess), "side": self.side}
 
     def check_backbone(self, backbone: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Engine:
         return adapters.to(self.runtime.device)
 
     def for_training(self, progress: Progress | None) -> tuple[FrozenViT, Runtime]:
-        """The network and the runtime to train with; in low precision the network is a copy."""
+        """The network and the runtime to train with; in low precision, the network is a copy."""
         runtime = dataclasses.replace(self._training, progress=progress or Progress())
         if runtime.dtype == torch.float32:
             return self.vit, runtime
@@ -143,7 +143,7 @@ class Engine:
         return torch.cat(parts)
 
     def sample_crops(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:
-        """Random crops of images with these labels, ``[N, 5]``; those of a class do not depend on other classes.
+        """Random crops of images with these labels, ``[N, 5]``; the crops of a class do not depend on other classes.
 
         ``area`` is the smallest share of an image that a crop contains.
         """

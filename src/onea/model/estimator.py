@@ -247,12 +247,12 @@ class OneA(VersionedModel, Parameters):
         """
         started = time.perf_counter()
         with self._lock, self._learning_progress(progress) as reporter:
-            current = self.snapshot()
+            snapshot = self.snapshot()
             reporter.start_phase("reading images")
-            batch = read_unlabelled(images, current.side, on_bad)
+            batch = read_unlabelled(images, snapshot.side, on_bad)
             reporter.start_phase("computing features")
             version = self._versions.next
-            self._commit(learn_background(current, batch, version=version, name=name, seed=self.seed, started=started))
+            self._commit(learn_background(snapshot, batch, version=version, name=name, seed=self.seed, started=started))
             self._last_report = PhotoReport(batch.skipped)
         return self
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored features of held-out images, to measure the accuracy over all classes after each update.
+"""Stored features of held-out images, to measure the accuracy on all classes after each update.
 
-After the evaluation of an update, its held-out images are added to the statistics, because a class needs all its
-images. For later evaluations, all of them are removed from the statistics together: whole series are held out, and an
-image must not be compared with another one of its series.
+Once an update is evaluated, its held-out images are added to the statistics, because they improve them. Later
+evaluations remove all held-out images from the statistics together, not one by one: whole series are held out, and an
+image must not be compared with others of its series.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.model.learning.fingerprints import find_copies
 
 MAX_PER_CLASS, MIN_PER_CLASS, _MAX_IMAGES = 16, 4, 512  # images whose features are stored
-_BATCH = 512  # images whose scores for all classes are in memory at a time
-MIN_IMAGES = 20  # the accuracy on fewer images misleads
+_BATCH = 512  # images that are scored at a time
+MIN_IMAGES = 20  # on fewer, the accuracy would be misleading
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Correct predictions among some images, and the number of classes that the images show."""
+    """The number of correct predictions, of images, and of classes of these images."""
 
     correct: int
     images: int
@@ -47,8 +47,8 @@ class HeldOutImages:
 
     Attributes:
         features: features of each image, ``[H, views, width]``.
-        rows: the class of each image, ``[H]``.
-        fingerprints: fingerprints of each image, ``[H, 2]``, so that an image that is taught again is held out again.
+        rows: class of each image, ``[H]``.
+        fingerprints: fingerprint of each image, ``[H, 2]``, to hold it out again if it is taught again.
     """
 
     features: Tensor
@@ -75,12 +75,12 @@ class HeldOutImages:
         contained[contained.clone()] = self.rows[copy[contained]] == rows[contained]
         return contained
 
-    def not_among(self, fingerprints: Tensor) -> Tensor:
+    def has_none_of(self, fingerprints: Tensor) -> Tensor:
         """Which stored images have none of these fingerprints, ``bool [H]``."""
         return find_copies(self.fingerprints, fingerprints) < 0
 
     def recompute_features(self, views: Tensor, rows: Tensor, fingerprints: Tensor, classes: Tensor) -> HeldOutImages:
-        """Replace the features of repeated images of some classes by new ones ``[views, N, width]``."""
+        """Replace the features of repeated images of these classes by their new features ``[views, N, width]``."""
         copy = find_copies(self.fingerprints, fingerprints)
         repeated = ((copy >= 0) & torch.isin(self.rows, classes)).nonzero()[:, 0]
         repeated = repeated[rows[copy[repeated]] == self.rows[repeated]]
@@ -91,7 +91,7 @@ class HeldOutImages:
 
 
 def newest_of_each_class(rows: Tensor, limit: int) -> Tensor:
-    """Positions of the first images of each class, at most ``limit``, in their order.
+    """Positions of the first ``limit`` images of each class, in ascending order.
 
     >>> newest_of_each_class(torch.tensor([1, 0, 1, 1]), 2).tolist()
     [0, 1, 2]

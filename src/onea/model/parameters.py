@@ -18,9 +18,16 @@ from onea.options import make_options, normalise_names
 from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import DEFAULT, check_image_size
 
-OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")  # of training and merge
+OPTIONS = (
+    "epochs",
+    "learning_rate",
+    "batch_size",
+    "rank",
+    "single_class",
+    "views",
+)  # these are also options of training and merge
 NETWORK = ("backbone", "depth", "image_size", "mirror")
-FIXED = (*NETWORK, "readout", *OPTIONS, "options", "preset")  # after the first update
+FIXED = (*NETWORK, "readout", *OPTIONS, "options", "preset")  # cannot change after the first update
 MACHINE = ("device", "precision", "threads", "verbose")  # not stored with a model
 _INTEGERS, _SWITCHES = ("seed", "threads"), ("mirror", "follow_drift")
 
@@ -54,7 +61,7 @@ class Parameters:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Every parameter with its default."""
+        """The default of each parameter."""
         return {field.name: field.default for field in fields(cls)}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def _check_types(params: Mapping[str, Any]) -> None:
 
 
 def to_python(value: Any) -> Any:
-    """A parameter, or a mapping of parameters, with NumPy numbers as Python numbers, for JSON.
+    """Convert NumPy numbers in a parameter, or in a mapping of parameters, to Python numbers, for JSON.
 
     >>> to_python({"seed": np.int64(3), "options": {"views": np.int64(2)}})
     {'seed': 3, 'options': {'views': 2}}
@@ -141,41 +148,43 @@ _RESEARCH_OPTIONS = {
 }
 
 
-def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
-    """Options of training and merge: those of the preset for a network, replaced by given ones."""
+def choose_options(preset: str, overrides: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
+    """Options of training and merge: those of the preset for this network, except for overrides."""
     check_preset(preset)
     if preset == "paper":
-        return _combine_options(OneAOptions, PUBLISHED[""] | _VIEWS, given, vit)
+        return _combine_options(OneAOptions, PUBLISHED[""] | _VIEWS, overrides, vit)
     values = _THOROUGH if preset == "thorough" else _AUTO
     blocks = {} if preset == "thorough" else {"adapter_blocks": max(1, round(_UPPER_BLOCKS * vit.depth))}
-    return _combine_options(OneAPlusOptions, values, blocks | normalise_names(given), vit)
+    return _combine_options(OneAPlusOptions, values, blocks | normalise_names(overrides), vit)
 
 
-def change_options(stored: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
-    """The stored options of a model, replaced by given ones."""
+def change_options(stored: Mapping[str, Any], overrides: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
+    """The stored options of a model, except for overrides."""
     before = merging_options(stored)
     values = dataclasses.asdict(before)
-    given = normalise_names(given)
-    changed = {name: given[name] for name in given if name in _RESEARCH_OPTIONS or values.get(name) != given[name]}
+    overrides = normalise_names(overrides)
+    changed = {
+        name: value for name, value in overrides.items() if name in _RESEARCH_OPTIONS or values.get(name) != value
+    }
     return _combine_options(type(before), values, changed, vit)
 
 
 def _combine_options(
-    kind: type[MergingOptions], values: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT
+    kind: type[MergingOptions], values: Mapping[str, Any], overrides: Mapping[str, Any], vit: FrozenViT
 ) -> MergingOptions:
-    """Options from values and given ones, with adjusted values of the options that depend on these.
+    """Options with overrides; other options that depend on an override are adjusted.
 
-    Dropping patches is possible only if some blocks have no adapter, and not with rotary position embeddings.
+    Patches can be dropped only if some blocks have no adapter, and not with rotary position embeddings.
     """
-    given = normalise_names(given)
+    overrides = normalise_names(overrides)
     for name, replacement in _RESEARCH_OPTIONS.items():
-        if name in given:
+        if name in overrides:
             raise OneaError(f"options has '{name}', which is for research runs only; for a model, set {replacement}.")
-    options = make_options(kind, {**values, **_epoch_bounds(kind, given.get("epochs")), **given})
-    if not {"views", "cached_views"}.isdisjoint(given) and "enough_images" not in given:
-        options = dataclasses.replace(options, enough_images=0)  # use this number in every update
+    options = make_options(kind, {**values, **_epoch_bounds(kind, overrides.get("epochs")), **overrides})
+    if not {"views", "cached_views"}.isdisjoint(overrides) and "enough_images" not in overrides:
+        options = dataclasses.replace(options, enough_images=0)  # the number of views is the same in every update
     all_patches = vit.rotary or options.adapter_blocks in (0, vit.depth)
-    if all_patches and "adapter_blocks" in given and "patch_drop_rate" not in given:
+    if all_patches and "adapter_blocks" in overrides and "patch_drop_rate" not in overrides:
         options = dataclasses.replace(options, patch_drop_rate=0.0)
     return options
 
@@ -187,7 +196,7 @@ def check_preset(preset: object) -> None:
 
 
 def merging_options(options: Mapping[str, Any]) -> MergingOptions:
-    """The stored options of a model as options of its method, without those that only research runs have."""
+    """The stored options of a model as options of its method, without those for research runs only."""
     kind = OneAPlusOptions if "new_votes" in options else OneAOptions
     return make_options(kind, {name: value for name, value in options.items() if name not in _RESEARCH_OPTIONS})
 

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 
 from onea.runtime import Progress
 
-MIN_IMAGES = 100  # for a progress bar of predictions
+MIN_IMAGES = 100  # with fewer, predictions show no progress bar
 
 
 class LearningBar(Progress):
@@ -53,21 +53,21 @@ class LearningBar(Progress):
             self._bars.stop()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """The first epoch sets the length of the bar."""
+        """Show the epoch; the first one sets the length of the bar."""
         if epoch == 0:
             self._bars.reset(self._bar, total=epochs * images, description="training")
         self._bars.update(self._bar, note=f"epoch {epoch + 1}/{epochs}")
 
     def start_images(self, text: str, images: int) -> None:
-        """Restart the bar for these images."""
+        """Restart the bar, for this number of images."""
         self._bars.reset(self._bar, total=images, description=text, note="")
 
     def step(self, images: int) -> None:
-        """Advance."""
+        """Advance by this number of images."""
         self._bars.update(self._bar, advance=images)
 
     def start_phase(self, text: str) -> None:
-        """Show a step besides training."""
+        """Show the name of a step other than training."""
         self._bars.update(self._bar, description=text, note="")
 
     def _show(self) -> None:
@@ -79,7 +79,7 @@ class LearningBar(Progress):
 class PredictionBar(LearningBar):
     """A progress bar over many images: first while they are read, then while features are computed."""
 
-    _finished = "answered"
+    _finished = "done"
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports about updates, photos and networks, as lines for the terminal and the page of the service."""
+"""Reports on updates, photos and networks, as lines for the terminal and the web page of the service."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Conflict:
     """A photo that also exists with another class.
 
     Attributes:
-        image: name of the image.
-        label: the class that it was taught as.
+        image: name of the photo.
+        label: class that it was taught as.
         other: the other class.
     """
 
@@ -36,12 +36,12 @@ class Conflict:
 
 @dataclass(frozen=True)
 class PhotoReport:
-    """Photos and files of an update by name; the history of the model has only their numbers.
+    """Names of photos and files of an update; the history of the model has only their numbers.
 
     Attributes:
         skipped: ``path: reason`` of each photo that could not be read.
         conflicts: photos that also exist with another class.
-        ignored_files: files that are no images by their ending, or lie outside the class folders.
+        ignored_files: files without the ending of an image, or outside the class folders.
         group_folders: folders that contain class folders.
     """
 
@@ -72,7 +72,7 @@ def accuracy_fields(name: str, accuracy: Accuracy) -> dict[str, Any]:
 
 
 def few_photos_fields(images: Mapping[str, int]) -> dict[str, Any]:
-    """The number of classes with few images, and some of those with the fewest, as fields of the history.
+    """The number of classes with few images, and those with the fewest images, as fields of the history.
 
     >>> few_photos_fields({"kiwi": 10, "lemon": 9})
     {'few_photos': 1, 'fewest': {'lemon': 9}}
@@ -82,7 +82,7 @@ def few_photos_fields(images: Mapping[str, int]) -> dict[str, Any]:
 
 
 def format_accuracy(update: Mapping[str, Any], name: str = "held_out") -> str:
-    """An accuracy of the history with its number of images and confidence interval; empty if there is none.
+    """An accuracy in the history with its number of images and confidence interval; empty if it was not measured.
 
     >>> format_accuracy({"held_out": 9, "held_out_accuracy": 1.0})
     '100.0 % of 9 (70 to 100)'
@@ -102,16 +102,16 @@ def _format(update: Mapping[str, Any], name: str, template: str) -> str:
 def accuracy_lines(update: Mapping[str, Any], *, of_update: bool = True) -> list[str]:
     """Accuracies after an update: on its held-out images (if ``of_update``) and on those of all classes."""
     classes = plural(update["known"], "class", "classes")
-    figure = f"{{accuracy:.1f}} % of {{images:,}} {{kind}} ({_INTERVAL} {{low:.0f}} to {{high:.0f}} %)"
+    template = f"{{accuracy:.1f}} % of {{images:,}} {{kind}} ({_INTERVAL} {{low:.0f}} to {{high:.0f}} %)"
     lines = []
-    if of_update and (held_out := _format(update, "held_out", figure.replace("{kind}", "images"))):
+    if of_update and (held_out := _format(update, "held_out", template.replace("{kind}", "images"))):
         lines.append(f"held-out accuracy {held_out}, among {classes}")
-    overall = _format(update, "overall", figure.replace("{kind}", "held-out images"))
+    overall = _format(update, "overall", template.replace("{kind}", "held-out images"))
     if overall and (not of_update or update["overall_images"] > update["held_out"]):
         measured = update["overall_classes"]
-        of = f"all {classes}" if measured == update["known"] else f"{measured:,} of {classes}"
-        lines.append(f"overall accuracy {overall}, of {of}{_change(update, 'overall')}")
-    validated = _format(update, "cross_validated", figure.replace("{kind}", "images"))
+        coverage = f"all {classes}" if measured == update["known"] else f"{measured:,} of {classes}"
+        lines.append(f"overall accuracy {overall}, of {coverage}{_change(update, 'overall')}")
+    validated = _format(update, "cross_validated", template.replace("{kind}", "images"))
     if of_update and validated and update.get("held_out_accuracy") is None:
         adapter = ", with an adapter trained on them" if update["trained"] else ""
         change = _change(update, "cross_validated")
@@ -120,7 +120,7 @@ def accuracy_lines(update: Mapping[str, Any], *, of_update: bool = True) -> list
 
 
 def _change(update: Mapping[str, Any], name: str) -> str:
-    """The accuracy on the same images before the update, if it was measured."""
+    """The comparison with the accuracy on the same images before the update, if that was measured."""
     if (before := update.get(f"{name}_before")) is None:
         return ""
     improved = "" if update[f"{name}_accuracy"] > before else "; no improvement, undo restores the earlier version"
@@ -132,7 +132,7 @@ _NOT_ERASED = "versions kept for undo still contain it; --everywhere (everywhere
 
 
 def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[str]:
-    """Notes on an update besides accuracies, with names of photos if there is a report.
+    """Notes on an update, except for accuracies; with names of photos if there is a report.
 
     >>> notes({"kind": "learn", "images": 9, "repeated": 4})
     ['repeated photos, counted once: 4 of 9']
@@ -157,7 +157,7 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
     if conflicts := update.get("conflicts", 0):
         pairs = [f"{_file_name(pair.image)}: '{pair.other}' and '{pair.label}'" for pair in report.conflicts]
         lines.append(
-            f"photos with two class names: {conflicts:,}{_listed(pairs, conflicts, '; ')}; undo if one is wrong"
+            f"photos with two class names: {conflicts:,}{_in_brackets(pairs, conflicts, '; ')}; undo if one is wrong"
         )
     if relabelled:
         lines.append(f"background photos that now belong to a class, and no longer to the background: {relabelled:,}")
@@ -172,7 +172,7 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
 
 
 def report_lines(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[str]:
-    """Accuracies and notes."""
+    """Lines about the accuracies of an update, and notes."""
     return [*accuracy_lines(update), *notes(update, report)]
 
 
@@ -184,14 +184,16 @@ def folder_notes(ignored_files: Sequence[str], group_folders: Sequence[str]) -> 
 def _folder_notes(ignored: int, files: Sequence[str], groups: int, folders: Sequence[str]) -> list[str]:
     lines = []
     if groups:
-        lines.append(f"folders of class folders: {groups:,}{_listed([printable(name) for name in folders], groups)}")
+        lines.append(
+            f"folders of class folders: {groups:,}{_in_brackets([printable(name) for name in folders], groups)}"
+        )
     if ignored:
-        names = _listed([_file_name(file) for file in files], ignored)
+        names = _in_brackets([_file_name(file) for file in files], ignored)
         lines.append(f"files ignored (not images, or outside the class folders): {ignored:,}{names}")
     return lines
 
 
-def _listed(names: Sequence[str], total: int, separator: str = ", ") -> str:
+def _in_brackets(names: Sequence[str], total: int, separator: str = ", ") -> str:
     """The first names in brackets; empty if there are none."""
     shown = [*names[:_MAX_NAMED], *(["..."] if total > _MAX_NAMED else [])]
     return f" ({separator.join(shown)})" if names else ""
@@ -238,5 +240,5 @@ def network_advice(backbone: Mapping[str, Any]) -> list[str]:
 
 
 def find_conflicts(names: Sequence[str], labels: Sequence[str], others: Mapping[int, str]) -> tuple[Conflict, ...]:
-    """Photos, by position, that also exist with another class."""
+    """The conflicts of photos, from the other class of each position."""
     return tuple(Conflict(names[row], labels[row], other) for row, other in sorted(others.items()))

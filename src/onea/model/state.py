@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a model after an update, an immutable value."""
+"""The immutable state of a model after an update."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class State:
 
     @property
     def background_images(self) -> int:
-        """The number of background images, without those that were taught as a class later."""
+        """The number of background images, minus those that were later taught as a class."""
         return background_images(self.updates)
 
     @property
@@ -179,7 +179,7 @@ class State:
         return self.classes.index(name)
 
     def find_repeats(self, fingerprints: Tensor, labels: Sequence[str], progress: Progress = NO_PROGRESS) -> Repeats:
-        """Which images of an update were taught before, as the same class or as another one."""
+        """Find images of an update that were taught before, as the same class or as another one."""
         known_labels = [self.classes[row] for row in self.fingerprint_rows.tolist()]
         return find_repeats(fingerprints, labels, self.fingerprints, known_labels, progress)
 
@@ -222,18 +222,20 @@ class State:
 
     def merge_classes(self, old: str, new: str, version: int, date: str) -> State:
         """The next state, in which two classes are merged under the name of the second."""
-        row, into = self.row(old), self.row(new)
-        if row == into:
+        row, target = self.row(old), self.row(new)
+        if row == target:
             raise OneaError(f"'{old}' and '{new}' are the same class; give the names of two classes.")
         kept = [other for other in range(len(self.classes)) if other != row]
         entry = history_entry("rename", version, date, [old, new], len(kept)) | {"merged": True}
-        both = replace(
+        merged = replace(
             self,
-            statistics=self.statistics.merge_classes(row, into).compact(),
+            statistics=self.statistics.merge_classes(row, target).compact(),
             adapter_images=rename_count(self.adapter_images, old, new),
-            **{name: rows.where(rows != row, into) for name in _PER_IMAGE.values() for rows in (getattr(self, name),)},
+            **{
+                name: rows.where(rows != row, target) for name in _PER_IMAGE.values() for rows in (getattr(self, name),)
+            },
         )
-        return both.keep_classes(kept, version, entry)
+        return merged.keep_classes(kept, version, entry)
 
     def rename(self, old: str, new: str, version: int, date: str) -> State:
         """The next state, in which a class is renamed; the new name may be that of a forgotten class."""
@@ -258,7 +260,7 @@ class State:
 
 
 def background_images(updates: Sequence[Mapping[str, Any]]) -> int:
-    """The number of background images in a history, less those that were taught as a class later.
+    """The number of background images in a history, minus those that were later taught as a class.
 
     >>> background_images([{"kind": "learn", "images": 40}, {"kind": "background", "images": 7}])
     7
@@ -268,7 +270,7 @@ def background_images(updates: Sequence[Mapping[str, Any]]) -> int:
 
 
 def relabelled_images(updates: Sequence[Mapping[str, Any]]) -> int:
-    """The number of background images in a history that were taught as a class later."""
+    """The number of background images in a history that were later taught as a class."""
     return sum(int(update.get("relabelled_background", 0)) for update in updates)
 
 
@@ -282,7 +284,7 @@ def add_counts(images: Mapping[str, int], more: Mapping[str, int]) -> dict[str, 
 
 
 def rename_count(images: Mapping[str, int], old: str, new: str) -> dict[str, int]:
-    """Numbers of images of each class after one class got another name.
+    """Numbers of images of each class after one class was renamed.
 
     >>> rename_count({"apple": 5, "pear": 5}, "apple", "plum")
     {'pear': 5, 'plum': 5}
@@ -292,5 +294,5 @@ def rename_count(images: Mapping[str, int], old: str, new: str) -> dict[str, int
 
 
 def history_entry(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:
-    """The fields that all entries of the history have; entries of learning have more."""
+    """The fields that every entry of the history has."""
     return {"version": version, "kind": kind, "date": date, "classes": classes, "known": known}

@@ -141,16 +141,15 @@ class VersionedModel(ABC):
                 self._states[version] = self._stored.read(version, self.snapshot().state)
             return self._states[version]
 
-    def is_based_on(self, version: int, id: str) -> bool:
+    def is_based_on(self, version: int, state_id: str) -> bool:
         """Whether this model was made from the version with this number and id."""
-        return id in self._ancestry or (version in self.versions.kept and self.state(version).id == id)
+        return state_id in self._ancestry or (version in self.versions.kept and self.state(version).id == state_id)
 
     def snapshot(self) -> Snapshot:
         """The current version as an immutable object, which later updates do not change."""
-        current = self._snapshot
-        if current is None:
+        if self._snapshot is None:
             raise _not_taught()
-        return current
+        return self._snapshot
 
     # predictions
 
@@ -163,25 +162,26 @@ class VersionedModel(ABC):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class of each image, or ``unknown`` (-1 if classes are numbers)."""
-        current = self.snapshot()
+        snapshot = self.snapshot()
         with self._prediction_progress() as progress:
-            return current.state.labels(current.predict(X, progress).tolist())
+            return snapshot.state.labels(snapshot.predict(X, progress).tolist())
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images.
 
         A row and the probability that the image shows none of the classes add up to 1; with ``unknown=0``, the row.
         """
-        current = self.snapshot()
+        snapshot = self.snapshot()
         with self._prediction_progress() as progress:
-            return current.predict_proba(X, progress)[:, np.argsort(current.state.labels(current.classes))]
+            order = np.argsort(snapshot.state.labels(snapshot.classes))
+            return snapshot.predict_proba(X, progress)[:, order]
 
     def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
         """The ``k`` most probable classes of each image, best first, with the probabilities of ``predict_proba``."""
-        current = self.snapshot()
-        labels = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
+        snapshot = self.snapshot()
+        labels = dict(zip(snapshot.classes, snapshot.state.labels(snapshot.classes).tolist(), strict=True))
         with self._prediction_progress() as progress:
-            predictions = current.predict_topk(X, k, progress)
+            predictions = snapshot.predict_topk(X, k, progress)
         return [[(labels[name], probability) for name, probability in top] for top in predictions]
 
     def familiarity(self, X: Any) -> npt.NDArray[np.float64]:
@@ -200,27 +200,27 @@ class VersionedModel(ABC):
 
         They are comparable only within a version, because updates change the adapter.
         """
-        current = self.snapshot()
+        snapshot = self.snapshot()
         with self._prediction_progress() as progress:
-            features: npt.NDArray[np.float32] = current.features(X, progress).numpy()
+            features: npt.NDArray[np.float32] = snapshot.features(X, progress).numpy()
         return features
 
     def score(self, X: Any, y: Any = None) -> float:
         """The accuracy of ``predict``, as in ``evaluate``."""
-        current = self.snapshot()
+        snapshot = self.snapshot()
         with self._prediction_progress() as progress:
-            batch = read_labelled(X, y, current.side, None, progress, purpose="score")
+            batch = read_labelled(X, y, snapshot.side, None, progress, purpose="score")
             assert batch.labels is not None
-            return Counts.from_predictions(batch.labels, current.predict(batch, progress).tolist()).accuracy
+            return Counts.from_predictions(batch.labels, snapshot.predict(batch, progress).tolist()).accuracy
 
     def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
         """Accuracy, confusion matrix and mistakes on labelled images; a folder of class folders needs no ``y``.
 
         ``print`` shows a summary, ``by_class`` has the results for each class, ``as_json()`` all results.
         """
-        current = self.snapshot()
+        snapshot = self.snapshot()
         with self._prediction_progress() as progress:
-            return evaluate(current, X, y, on_bad=on_bad, progress=progress)
+            return evaluate(snapshot, X, y, on_bad=on_bad, progress=progress)
 
     # updates without images
 

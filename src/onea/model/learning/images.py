@@ -35,7 +35,7 @@ class DecodedImages:
         names: names of the images: paths or numbers.
         skipped: ``path: reason`` of each image that could not be read.
         integer_labels: whether all labels are whole numbers.
-        ignored_files: files of a folder that are no photos by their ending, or lie in no class folder.
+        ignored_files: files without the ending of an image, or outside the class folders.
         group_folders: subfolders that contain class folders.
     """
 

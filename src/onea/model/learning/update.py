@@ -46,7 +46,7 @@ def initial_state(engine: Engine, options: MergingOptions, readout: str) -> Stat
     return State(
         version=0,
         backbone=engine.backbone,
-        preprocess=engine.description,
+        preprocess=engine.preprocess_values,
         options=dataclasses.asdict(options),
         classes=(),
         adapter=_copy_to_cpu(initial_adapters(engine.vit, options, seed=0).state_dict()),
@@ -173,7 +173,7 @@ def _update_held_out(
     fingerprints, new = images.repeats.fingerprints, images.evaluated
     updated = dataclasses.replace(earlier, features=result.state.features["held_out"])
     if result.report["trained"]:
-        untrained = earlier.not_among(fingerprints[images.trained])
+        untrained = earlier.has_none_of(fingerprints[images.trained])
         earlier, updated = earlier[untrained], updated[untrained]
         updated = updated.recompute_features(result.features, images.rows, fingerprints, images.repeated_classes)
     newer = HeldOutImages(result.features[:, new].transpose(0, 1), images.rows[new], fingerprints[new])
