@@ -26,7 +26,7 @@ import torch
 from onea.data.dataset import natural_key
 from onea.model.engine import Engine
 from onea.model.learning.images import DecodedImages, find_images, read_labelled
-from onea.model.learning.series import GROUPS, groups_by_class
+from onea.model.learning.series import MAX_GROUPS, groups_by_class
 from onea.model.learning.update import initial_state, learn
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
@@ -88,7 +88,7 @@ def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = sorted(set(labels), key=natural_key)
     rows = torch.tensor([names.index(label) for label in labels])
-    groups = groups_by_class(features, rows, GROUPS)
+    groups = groups_by_class(features, rows, MAX_GROUPS)
     held = set(held_out_rows(rows, names, groups, HELD_OUT, seed=split, update=0).tolist())
     return [f for i, f in enumerate(files) if i not in held], [f for i, f in enumerate(files) if i in held]
 

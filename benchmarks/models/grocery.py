@@ -28,7 +28,7 @@ from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.evaluation.evaluation import evaluate
 from onea.model.learning.images import find_images, read_labelled
-from onea.model.learning.series import GROUPS, groups_by_class
+from onea.model.learning.series import MAX_GROUPS, groups_by_class
 from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
@@ -57,7 +57,9 @@ def hold_out_groups(train: Photos, split: int) -> tuple[Photos, Photos]:
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = list(train)
     rows = torch.tensor([names.index(label) for label in labels])
-    held = set(held_out_rows(rows, names, groups_by_class(features, rows, GROUPS), 0.25, seed=split, update=0).tolist())
+    held = set(
+        held_out_rows(rows, names, groups_by_class(features, rows, MAX_GROUPS), 0.25, seed=split, update=0).tolist()
+    )
     kept: Photos = {name: [] for name in names}
     held_out: Photos = {name: [] for name in names}
     for row, (file, name) in enumerate(zip(files, labels, strict=True)):

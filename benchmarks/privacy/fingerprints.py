@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from onea.data.decode import fit, read_image
 from onea.data.file_checks import map_threaded
-from onea.model.learning.fingerprints import fingerprints, match_in_blocks, same_photos
+from onea.model.learning.fingerprints import compute_fingerprints, match_in_blocks, same_photos
 from onea.model.learning.images import find_images
 
 FIELDS = ("what", "photos", "value")
@@ -60,7 +60,7 @@ def read(folder: Path) -> tuple[Tensor, Tensor]:
     files, prints, pictures = find_images(folder), [], []
     for start in range(0, len(files), 256):
         images = np.stack(list(map_threaded(pixels, files[start : start + 256])))
-        prints.append(fingerprints(images))
+        prints.append(compute_fingerprints(images))
         pictures.append(grey(images))
     return torch.cat(prints), torch.cat(pictures)
 
@@ -129,7 +129,7 @@ def copy_rows(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
         for start in range(0, len(files), 256):
             part = files[start : start + 256]
             images = np.stack(list(map_threaded(partial(recoded, form, quality, scale), part)))
-            matches += int(same_photos(fingerprints(images), prints[start : start + 256]).diagonal().sum())
+            matches += int(same_photos(compute_fingerprints(images), prints[start : start + 256]).diagonal().sum())
         yield f"{form} {quality} at {scale} times the size: share of copies found", len(files), matches / len(files)
 
 

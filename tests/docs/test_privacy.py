@@ -195,12 +195,12 @@ def test_five_versions_are_kept():
 
 
 def test_a_copy_tells_what_was_taught(taught, tiny_images):
-    from onea.model.learning.fingerprints import fingerprints
+    from onea.model.learning.fingerprints import compute_fingerprints
     from onea.model.learning.images import read_unlabelled
 
     state = taught.snapshot().state
     read = read_unlabelled([tiny_images / "train/class02/3.png"], taught.snapshot().side)
-    assert state.find_taught(fingerprints(read.pixels)) == {0: "class02"}
+    assert state.find_taught(compute_fingerprints(read.pixels)) == {0: "class02"}
 
 
 def test_statistics_of_two_photos_are_their_features(tiny_vit, tiny_images, tmp_path):

@@ -68,7 +68,7 @@ def test_two_classes_become_one(client, shop):
     ("path", "params", "status", "words"),
     [
         ("/rename", {"old": "class01", "new": "class02"}, 422, "already has a class 'class02'"),
-        ("/rename", {"old": "class01", "new": "class01"}, 422, "nothing would change"),
+        ("/rename", {"old": "class01", "new": "class01"}, 422, "is already called"),
         ("/rename", {"old": "class01", "new": "pear", "merge": True}, 422, "has no class 'pear'"),
         ("/rename", {"old": "class9", "new": "pear"}, 422, "has no class 'class9'"),
         ("/rename", {"old": "class01", "new": " "}, 422, "cannot be a class name"),

@@ -33,7 +33,7 @@ def class_name(label: Any) -> str:
     ['apple', '3', '3', '1']
     """
     label = _to_python(label)
-    if is_number(label):
+    if is_integer(label):
         return str(int(label))
     if is_missing(label):
         raise OneaError(
@@ -56,7 +56,7 @@ def is_missing(label: Any) -> bool:
     return not isinstance(label, str | list | tuple) and bool(label != label)
 
 
-def is_number(label: Any) -> bool:
+def is_integer(label: Any) -> bool:
     """Whether a label is a whole number."""
     label = _to_python(label)
     return isinstance(label, int) or (isinstance(label, float) and label.is_integer())

@@ -21,7 +21,7 @@ from onea.data.decode import fit, read_image
 from onea.errors import OneaError
 from onea.model.learning import fingerprints as module
 from onea.model.learning import series as groups
-from onea.model.learning.fingerprints import WORDS, find_repeats, fingerprints, same_photos
+from onea.model.learning.fingerprints import WORDS, compute_fingerprints, find_repeats, same_photos
 from onea.model.learning.images import read_labelled
 from onea.model.learning.update import learn
 from onea.model.reports import notes
@@ -69,13 +69,13 @@ def saved(image, form, quality=80, scale=1.0):
 )
 def test_a_copy_is_the_same_photo(form, quality, scale):
     images = [drawn(seed) for seed in range(40)]
-    first = fingerprints(squares(*images))
-    second = fingerprints(squares(*(saved(image, form, quality, scale) for image in images)))
+    first = compute_fingerprints(squares(*images))
+    second = compute_fingerprints(squares(*(saved(image, form, quality, scale) for image in images)))
     assert same_photos(first, second).nonzero().tolist() == [[row, row] for row in range(40)]
 
 
 def test_other_photos_are_not():
-    many = fingerprints(squares(*(drawn(seed) for seed in range(300))))
+    many = compute_fingerprints(squares(*(drawn(seed) for seed in range(300))))
     assert many.shape == (300, WORDS)
     assert same_photos(many, many).nonzero().tolist() == [[row, row] for row in range(300)]
 
@@ -98,15 +98,17 @@ def other(image, kind):
 @pytest.mark.parametrize("kind", ["moved", "mirrored", "darker", "other colours", "one thing more"])
 def test_a_photo_of_a_series_is_not(kind):
     images = [drawn(seed) for seed in range(40)]
-    first, second = (fingerprints(squares(*these)) for these in (images, [other(image, kind) for image in images]))
+    first, second = (
+        compute_fingerprints(squares(*these)) for these in (images, [other(image, kind) for image in images])
+    )
     assert not same_photos(first, second).any()
 
 
 def test_an_image_of_nothing_is_like_no_other():
     flat = np.full((3, 3, SIDE, SIDE), 200, np.uint8)
     flat[1] += 1
-    assert not same_photos(fingerprints(flat), fingerprints(flat)).any()
-    assert same_photos(fingerprints(flat[:0]), fingerprints(flat)).shape == (0, 3)
+    assert not same_photos(compute_fingerprints(flat), compute_fingerprints(flat)).any()
+    assert same_photos(compute_fingerprints(flat[:0]), compute_fingerprints(flat)).shape == (0, 3)
 
 
 def correlation(found, true):
@@ -120,7 +122,7 @@ def test_no_layout_can_be_drawn_from_fingerprints():
     images = squares(*(drawn(seed, 96) for seed in range(1000)))
     pictures = np.asarray(images, float).mean(1).reshape(-1, 32, SIDE // 32, 32, SIDE // 32).mean((2, 4))
     pictures = pictures.reshape(len(images), -1)
-    read = fingerprints(images).numpy().view(np.uint8)
+    read = compute_fingerprints(images).numpy().view(np.uint8)
     inputs = np.concatenate([np.unpackbits(read, axis=1) * 100.0, read], 1)
     known, fresh = slice(0, 700), slice(700, None)
     inputs, mean = inputs - inputs[known].mean(0), pictures[known].mean(0)
@@ -232,7 +234,7 @@ def test_series_do_not_depend_on_how_many_photos_are_compared_at_a_time(kind, mo
 
 
 def test_repeats_within_an_update_and_under_two_names():
-    prints = fingerprints(squares(*(drawn(seed) for seed in (0, 1, 0, 1, 2))))
+    prints = compute_fingerprints(squares(*(drawn(seed) for seed in (0, 1, 0, 1, 2))))
     found = find_repeats(prints, ["apple", "apple", "apple", "pear", "pear"], prints[[4, 1]], ["pear", "plum"])
     assert found.duplicates.tolist() == [False, False, True, False, False]
     assert found.taught_before.tolist() == [False, False, False, False, True]

@@ -34,7 +34,7 @@ from onea.model.evaluation.confusions import (
 )
 from onea.model.evaluation.label_errors import LabelErrors, find_label_errors, label_error_classifier
 from onea.model.learning.images import DecodedImages
-from onea.model.learning.series import GROUPS, groups_by_class
+from onea.model.learning.series import MAX_GROUPS, groups_by_class
 from onea.model.learning.update_images import MIN_TO_HOLD_OUT
 from onea.model.names import check_spelling
 from onea.model.reports import MIN_ADVISED
@@ -222,7 +222,7 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
             features[tested],
             rows[tested],
         )
-        series = groups_by_class(tested_features, tested_rows, GROUPS)
+        series = groups_by_class(tested_features, tested_rows, MAX_GROUPS)
         curves = learning_curves(label_error_classifier(), others, tested_features, tested_rows, series)
         accuracy, overlap = curves.accuracy, held_out_overlap(curves.scores, tested_rows)
         mistakes = count_mistakes(curves.scores.argmax(1), tested_rows, names)

@@ -17,7 +17,7 @@ from onea.errors import OneaError
 from onea.metrics import wilson_interval
 from onea.model.answers import Snapshot
 from onea.model.evaluation.metrics import Counts, OpenSet, is_correct
-from onea.model.learning.fingerprints import fingerprints
+from onea.model.learning.fingerprints import compute_fingerprints
 from onea.model.learning.images import DecodedImages, check_folder, find_images, read_labelled
 from onea.model.names import UNKNOWN, check_spelling, normalized
 from onea.model.reports import folder_notes
@@ -246,7 +246,7 @@ def evaluate(
         untaught,
         model.version,
         open_set,
-        taught_images=len(model.state.find_taught(fingerprints(batch.pixels))),
+        taught_images=len(model.state.find_taught(compute_fingerprints(batch.pixels))),
         ignored_files=batch.ignored_files,
         group_folders=batch.group_folders,
         skipped=(*batch.skipped, *(unknown_batch.skipped if unknown_batch else ())),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background: features of images of none of the classes, which make similar images less familiar."""
+"""Background: features of images that show none of the classes, to make similar images less familiar."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch import Tensor
 from onea import seeds
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.learning.fingerprints import fingerprints
+from onea.model.learning.fingerprints import compute_fingerprints
 from onea.model.learning.images import DecodedImages
 from onea.model.state import State, history_entry, new_id
 from onea.tensors import round_to_bfloat16
 from onea.text import printable, utc_timestamp
 
-MAX_FEATURES = 128  # that are stored; each is compared with every image
+MAX_FEATURES = 128  # stored; each one is compared with every image
 _MIN_HELD_OUT = 20  # images for a quantile of their familiarity
-_QUANTILE = 0.75  # most photos of classes of Grocery are more familiar, and few other photos
-_MIN_PROBABILITY = 0.9  # of one class, for an image that clearly shows it
-_MAX_RESEMBLING, _MAX_RESEMBLING_SHARE = 2, 1 / 3  # images that clearly show a class; the larger number is accepted
+_QUANTILE = 0.75  # on Grocery, most photos of known classes are more familiar, and few others are
+_MIN_PROBABILITY = 0.9  # of the class that an image clearly shows
+_MAX_RESEMBLING, _MAX_RESEMBLING_SHARE = 2, 1 / 3  # accepted images that clearly show a class; the larger limit holds
 _MAX_EXAMPLES = 3  # photos named in a message
-_SAME_PHOTO = 0.9  # cosine of features of one photo before and after training; 1 of 1,080 other pairs of Grocery
+_SAME_PHOTO = (
+    0.9  # cosine of features of a photo before and after training; 1 of 1,080 pairs of different photos exceeds it
+)
 
 
 def learn_background(
@@ -34,11 +36,11 @@ def learn_background(
     """The state after an update with images of none of the classes; the classes stay the same.
 
     Args:
-        model: the current version, which first scores the images.
-        batch: the images.
+        model: the current version.
+        batch: the background images.
         version: version of the new state.
         name: name of the update in the history.
-        seed: seed of the random sample of images that are stored.
+        seed: seed of the random sample of images whose features are stored.
         started: start time of the update.
 
     Raises:
@@ -48,7 +50,7 @@ def learn_background(
     model.check_has_classes()
     if not len(batch):
         raise OneaError("There are no background images to learn from; give at least one.")
-    taught = state.find_taught(fingerprints(batch.pixels))
+    taught = state.find_taught(compute_fingerprints(batch.pixels))
     if taught:
         raise OneaError(
             f"{len(taught):,} of {len(batch):,} background images were taught as a class "
@@ -81,16 +83,16 @@ def learn_background(
 
 
 def _examples(batch: DecodedImages, labels: Mapping[int, str], word: str) -> str:
-    """The first of these images with their classes."""
+    """A list of the first of these images with their classes."""
     named = ", ".join(f"{batch.names[row]} {word} '{label}'" for row, label in list(labels.items())[:_MAX_EXAMPLES])
     return f"{named}{', ...' if len(labels) > _MAX_EXAMPLES else ''}"
 
 
 def _simulate_signals(state: State, generator: torch.Generator) -> Tensor:
-    """The signals of held-out images with respect to the new background.
+    """The signals of held-out images, given the new background.
 
-    Their features are not stored, so the similarity to the background is that of a sample from the Gaussian of the
-    image's class. The similarity to the classes is stored.
+    Their features are not stored, so their similarity to the background is simulated, by samples from the Gaussian of
+    their class. Their similarity to the classes is stored.
     """
     signals, statistics = state.held_out_signals, state.statistics
     spread = torch.linalg.cholesky(statistics.covariance())
@@ -102,10 +104,10 @@ def _simulate_signals(state: State, generator: torch.Generator) -> Tensor:
 
 
 def clearly_known(model: Snapshot, features: Tensor) -> dict[int, str]:
-    """Positions of images that clearly show a known class, with the class.
+    """Positions of images that clearly show a known class, with that class.
 
-    Such an image is more familiar than three quarters of the held-out images, and one class has a high probability.
-    With few held-out images, there are none.
+    They are more familiar than three quarters of the held-out images, and one class has a high probability. With few
+    held-out images, the result is empty.
     """
     _, familiarity, _ = model.state.fit_familiarity()
     if len(familiarity) < _MIN_HELD_OUT:
@@ -119,11 +121,11 @@ def clearly_known(model: Snapshot, features: Tensor) -> dict[int, str]:
 def relabelled_background(state: State, features: Tensor) -> Tensor:
     """Which background images are now taught as a class, ``bool [B]``.
 
-    If they stayed in the background, every image of the class would be unfamiliar, and the threshold would fall.
+    If these stayed in the background, every image of the class would be unfamiliar, and the threshold would fall.
 
     Args:
-        state: before the update; without classes, the variance within classes is unknown.
-        features: features of the images that are taught, ``[N, width]``, with the adapter of the state.
+        state: state before the update; without classes, the variance within classes is unknown and none are found.
+        features: features of the images of the update by the adapter of the state, ``[N, width]``.
     """
     if not len(state.background) or not state.classes:
         return torch.zeros(len(state.background), dtype=torch.bool)
@@ -131,7 +133,7 @@ def relabelled_background(state: State, features: Tensor) -> Tensor:
 
 
 def reservoir_sample(stored: int, new: int, seen: int, capacity: int, generator: torch.Generator) -> Tensor:
-    """Positions to keep among stored rows and new rows behind them, so that all rows ever seen are equally likely.
+    """Positions to keep among stored rows followed by new ones, so that all rows ever seen are equally likely.
 
     Algorithm R of Vitter (1985): once the reservoir is full, the n-th row replaces a random one with probability
     capacity / n.
@@ -144,7 +146,7 @@ def reservoir_sample(stored: int, new: int, seen: int, capacity: int, generator:
     rows = list(range(stored))
     for row in range(stored, stored + new):
         number = seen + row - stored
-        place = number if number < capacity else int(torch.randint(number + 1, (), generator=generator))
-        if place < capacity:
-            rows[place : place + 1] = [row]  # appended while the reservoir is not full
+        slot = number if number < capacity else int(torch.randint(number + 1, (), generator=generator))
+        if slot < capacity:
+            rows[slot : slot + 1] = [row]  # appends while the reservoir is not full
     return torch.tensor(rows)

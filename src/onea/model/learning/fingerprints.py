@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perceptual hashes (fingerprints) of 14 bytes, to recognise copies of a photo.
 
-A fingerprint reveals the average colour and the contrast of its photo and, to anyone with a copy, that the photo was
-taught, which is its purpose. A blurred picture cannot be reconstructed from the 64 layout bits: each tells whether the
-signs of two frequencies differ, so either sign of a frequency remains as likely as before.
-``benchmarks/privacy/fingerprints.py`` measures this with decoders.
+A fingerprint reveals the average colour and the contrast of its photo and, to anyone with a copy of the photo, that it
+was taught, which is the purpose. Not even a blurred picture can be reconstructed from the 64 layout bits: each encodes
+whether the signs of two frequencies differ, so both signs of a frequency remain as likely as before.
+``benchmarks/privacy/fingerprints.py`` tests this with decoders.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ NO_FINGERPRINTS = torch.empty(0, WORDS, dtype=torch.int64)
 _BITS, _COLOURS, _SIDE = 64, 6, 32
 _MAX_FLIPPED_BITS = 6  # in a copy
 _MAX_COLOUR_DIFFERENCE = 6  # in a copy, of 255
-_MIN_CONTRAST = 2  # images with less in every colour have nothing to compare
-_ROUNDING = 1e-3  # smaller coefficients have no sign
+_MIN_CONTRAST = 2  # images with less in every colour are never copies
+_ROUNDING = 1e-3  # smaller coefficients count as zero
 _BATCH = 256
 _GREY = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
 
 
-def fingerprints(pixels: Pixels) -> Tensor:
+def compute_fingerprints(pixels: Pixels) -> Tensor:
     """The fingerprint of each of these images ``uint8 [N, 3, H, W]``, as ``int64 [N, 2]``.
 
-    The 128 lowest frequencies of the image in grey (a discrete cosine transform) make 64 pairs, a lower one and a
-    higher one; a bit for each says whether their signs differ. Six bytes are the mean and the spread of each colour.
+    The 128 lowest frequencies of the grey image (a discrete cosine transform) form 64 pairs of a lower and a higher
+    one; one bit for each pair encodes whether their signs differ. Six bytes are the mean and the standard deviation of
+    each colour.
     """
     parts = [_fingerprints(pixels[start : start + _BATCH]) for start in range(0, len(pixels), _BATCH)]
     return torch.cat([NO_FINGERPRINTS, *parts])
@@ -67,16 +68,16 @@ def _frequencies() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def same_photos(first: Tensor, second: Tensor) -> Tensor:
-    """Whether fingerprints ``[N, 2]`` and ``[M, 2]`` are of the same photo, ``bool [N, M]``; never without contrast.
+    """Whether fingerprints ``[N, 2]`` and ``[M, 2]`` are of the same photo, ``bool [N, M]``; False without contrast.
 
     >>> from numpy.random import default_rng
-    >>> prints = fingerprints(default_rng(0).integers(0, 256, (3, 3, 40, 40), dtype=np.uint8))
-    >>> same_photos(prints[:2], prints).tolist()
+    >>> fingerprints = compute_fingerprints(default_rng(0).integers(0, 256, (3, 3, 40, 40), dtype=np.uint8))
+    >>> same_photos(fingerprints[:2], fingerprints).tolist()
     [[True, False, False], [False, True, False]]
     """
     # With bits as 1 and -1, the product is the number of equal bits less that of different bits.
     same = _signs(first) @ _signs(second).T >= _BITS - 2 * _MAX_FLIPPED_BITS
-    rows = same.any(1).nonzero()[:, 0]  # usually few; only for these are colours compared
+    rows = same.any(1).nonzero()[:, 0]  # usually few; colours are compared for these alone
     colours, others = _colours(first[rows]), _colours(second)
     same_colours = same[rows] & (colours[:, 3:] >= _MIN_CONTRAST).any(1)[:, None]
     for channel, other_channel in zip(colours.T, others.T, strict=True):
@@ -85,22 +86,24 @@ def same_photos(first: Tensor, second: Tensor) -> Tensor:
     return same
 
 
-def match_in_blocks(prints: Tensor, among: Tensor, progress: Progress = NO_PROGRESS) -> Iterator[tuple[slice, Tensor]]:
+def match_in_blocks(
+    fingerprints: Tensor, others: Tensor, progress: Progress = NO_PROGRESS
+) -> Iterator[tuple[slice, Tensor]]:
     """``same_photos`` in blocks of rows, so that memory does not grow with the number of pairs.
 
     Args:
-        prints: ``[N, 2]``; each block comes with its rows.
-        among: the other fingerprints, ``[M, 2]``.
+        fingerprints: ``[N, 2]``; each block comes with its rows.
+        others: the other fingerprints, ``[M, 2]``.
         progress: is notified of every block, and can cancel.
     """
-    for rows in row_blocks(len(prints), len(among)):
+    for rows in row_blocks(len(fingerprints), len(others)):
         progress.start_phase("finding repeated photos")
-        yield rows, same_photos(prints[rows], among)
+        yield rows, same_photos(fingerprints[rows], others)
 
 
-def find_copies(prints: Tensor, among: Tensor) -> Tensor:
-    """The row of the first other fingerprint of the same photo, ``int64 [N]``; -1 where there is none."""
-    blocks = [_first_true(same) for _, same in match_in_blocks(prints, among)]
+def find_copies(fingerprints: Tensor, others: Tensor) -> Tensor:
+    """The row of the first match among the other fingerprints, ``int64 [N]``; -1 where there is none."""
+    blocks = [_first_true(same) for _, same in match_in_blocks(fingerprints, others)]
     return torch.cat([torch.empty(0, dtype=torch.int64), *blocks])
 
 
@@ -109,9 +112,9 @@ class Repeats:
     """Repeated photos of an update.
 
     Attributes:
-        taught_before: taught before as the same class, ``bool [N]``.
-        duplicates: copies of an earlier photo of the update with the same class, ``bool [N]``.
-        matched: rows of the known fingerprints of photos with the same class, ``[K]``.
+        taught_before: which photos were taught before as the same class, ``bool [N]``.
+        duplicates: which photos are copies of an earlier photo of the update with the same class, ``bool [N]``.
+        matched: rows of the known fingerprints that are repeated with the same class, ``[K]``.
         conflicts: positions of photos that also exist with another class, and that class.
         fingerprints: fingerprints of the update, ``[N, 2]``.
     """
@@ -124,11 +127,11 @@ class Repeats:
 
     @property
     def repeated(self) -> Tensor:
-        """Taught before or duplicate, ``bool [N]``."""
+        """Which photos were taught before or are duplicates, ``bool [N]``."""
         return self.taught_before | self.duplicates
 
     def independent_of(self, trained: Tensor) -> Tensor:
-        """New photos without a copy of any class among those trained on, ``bool [N]``."""
+        """Which new photos have no copy, of whatever class, among those trained on, ``bool [N]``."""
         independent = ~self.repeated & ~trained
         copies = find_copies(self.fingerprints[independent], self.fingerprints[trained])
         independent[independent.clone()] = copies < 0
@@ -136,21 +139,23 @@ class Repeats:
 
 
 def find_repeats(
-    prints: Tensor,
+    fingerprints: Tensor,
     labels: Sequence[str],
     known: Tensor = NO_FINGERPRINTS,
     known_labels: Sequence[str] = (),
     progress: Progress = NO_PROGRESS,
 ) -> Repeats:
-    """Find photos that are also among known ones, or more than once among themselves.
+    """Find photos that are known already, or appear more than once.
 
     >>> one = torch.tensor([[5, 255 << 24]])
     >>> find_repeats(torch.cat([one, one, one]), ["apple", "apple", "pear"]).repeated.tolist()
     [False, True, False]
     """
-    number = {label: index for index, label in enumerate(dict.fromkeys([*known_labels, *labels]))}
-    numbers, known_numbers = (torch.tensor([number[label] for label in part]) for part in (labels, known_labels))
-    taught_before, duplicates, matched = (torch.zeros(len(part), dtype=torch.bool) for part in (prints, prints, known))
+    index = {label: row for row, label in enumerate(dict.fromkeys([*known_labels, *labels]))}
+    classes, known_classes = (torch.tensor([index[label] for label in part]) for part in (labels, known_labels))
+    taught_before, duplicates, matched = (
+        torch.zeros(len(part), dtype=torch.bool) for part in (fingerprints, fingerprints, known)
+    )
     conflicts: dict[int, str] = {}
 
     def add_conflicts(rows: slice, same: Tensor, others: Sequence[str]) -> None:
@@ -158,17 +163,17 @@ def find_repeats(
             if other >= 0:
                 conflicts.setdefault(row, others[other])
 
-    for rows, same in match_in_blocks(prints, known, progress):
-        same_class = same & (numbers[rows, None] == known_numbers)
+    for rows, same in match_in_blocks(fingerprints, known, progress):
+        same_class = same & (classes[rows, None] == known_classes)
         taught_before[rows] = same_class.any(1)
         matched |= same_class.any(0)
         add_conflicts(rows, same & ~same_class, known_labels)
-    for rows, same in match_in_blocks(prints, prints, progress):
-        same = same.tril(rows.start - 1)  # with earlier photos alone
-        same_class = same & (numbers[rows, None] == numbers)
+    for rows, same in match_in_blocks(fingerprints, fingerprints, progress):
+        same = same.tril(rows.start - 1)  # compare only with earlier photos
+        same_class = same & (classes[rows, None] == classes)
         duplicates[rows] = same_class.any(1)
         add_conflicts(rows, same & ~same_class, labels)
-    return Repeats(taught_before, duplicates, matched.nonzero()[:, 0], conflicts, prints)
+    return Repeats(taught_before, duplicates, matched.nonzero()[:, 0], conflicts, fingerprints)
 
 
 def _first_true(same: Tensor) -> Tensor:
@@ -178,14 +183,14 @@ def _first_true(same: Tensor) -> Tensor:
     return torch.where(same.any(1), same.byte().argmax(1), -1)
 
 
-def _bytes(prints: Tensor) -> npt.NDArray[np.uint8]:
-    return prints.numpy().astype("<i8").reshape(len(prints), WORDS).view(np.uint8)
+def _bytes(fingerprints: Tensor) -> npt.NDArray[np.uint8]:
+    return fingerprints.numpy().astype("<i8").reshape(len(fingerprints), WORDS).view(np.uint8)
 
 
-def _signs(prints: Tensor) -> Tensor:
-    bits = np.unpackbits(_bytes(prints)[:, : _BITS // 8], axis=1)
+def _signs(fingerprints: Tensor) -> Tensor:
+    bits = np.unpackbits(_bytes(fingerprints)[:, : _BITS // 8], axis=1)
     return torch.from_numpy(bits).float() * 2 - 1
 
 
-def _colours(prints: Tensor) -> Tensor:
-    return torch.from_numpy(_bytes(prints)[:, _BITS // 8 :][:, :_COLOURS].astype(np.int16))
+def _colours(fingerprints: Tensor) -> Tensor:
+    return torch.from_numpy(_bytes(fingerprints)[:, _BITS // 8 :][:, :_COLOURS].astype(np.int16))

@@ -17,7 +17,7 @@ from onea.data.decode import BadImage, fit, read_image, upright_rgb
 from onea.data.file_checks import OnBad, describe_unreadable, map_threaded
 from onea.data.folders import ClassTree, NoClassFoldersError, is_ignored, is_photo, read_tree, unreadable_folder
 from onea.errors import OneaError
-from onea.model.names import class_name, is_number
+from onea.model.names import class_name, is_integer
 from onea.runtime import NO_PROGRESS, Progress
 
 CLASS_FOLDERS = "one folder of images for each class"
@@ -61,25 +61,30 @@ def read_labelled(
 ) -> DecodedImages:
     """Read labelled images: a folder of class folders, a dataset or loader, or images and their labels.
 
-    Error messages suggest ``on_bad="skip"`` unless it is None, and name the ``purpose``: the calling method.
+    Error messages suggest ``on_bad="skip"`` unless ``on_bad`` is None, and name the calling method, ``purpose``.
     """
     ignored_files: tuple[str, ...] = ()
     group_folders: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
-        items, found, ignored_files, group_folders = _from_folder(Path(images), purpose)
+        items, label_values, ignored_files, group_folders = _from_folder(Path(images), purpose)
     elif labels is None:
-        items, found = _labelled_source(images, purpose)
+        items, label_values = _labelled_source(images, purpose)
     else:
-        items, found = list(_items(images)), _to_list(labels)
-        if len(items) != len(found):
-            raise OneaError(f"There are {len(items)} images but {len(found)} labels; give one label for each image.")
+        items, label_values = list(_items(images)), _to_list(labels)
+        if len(items) != len(label_values):
+            raise OneaError(
+                f"There are {len(items)} images but {len(label_values)} labels; give one label for each image."
+            )
     if not items:
         learning = "learn from; give at least two for each new class"
         raise OneaError(f"There are no images to {learning if purpose == 'learn' else f'{purpose}; give some'}.")
-    names = [class_name(label) for label in found]
+    names = [class_name(label) for label in label_values]
     decoded = _decode(items, names, size, on_bad, progress)
     return replace(
-        decoded, integer_labels=all(map(is_number, found)), ignored_files=ignored_files, group_folders=group_folders
+        decoded,
+        integer_labels=all(map(is_integer, label_values)),
+        ignored_files=ignored_files,
+        group_folders=group_folders,
     )
 
 
@@ -90,30 +95,30 @@ def read_unlabelled(
     return _decode(list(_items(images)), None, size, on_bad, progress)
 
 
-def check_folder(path: Path, wanted: str) -> None:
-    """Refuse a path that is no folder; the message describes the ``wanted`` content."""
+def check_folder(path: Path, contents: str) -> None:
+    """Refuse a path that is not a folder; the message describes the ``contents`` that it should have."""
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
-        raise OneaError(f"{path} {problem}; give a folder with {wanted}.")
+        raise OneaError(f"{path} {problem}; give a folder with {contents}.")
 
 
 def find_images(path: Path) -> list[Path]:
-    """The file itself, or every image file below a folder in natural order, without hidden ones."""
+    """All image files below a folder, in natural order and without hidden ones; or the path, if it is a file."""
     if not path.is_dir():
         return [path]
-    found: list[Path] = []
-    seen: set[str] = set()  # to stop at cycles of links
-    for place, folders, files in os.walk(path, onerror=_raise_unreadable, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
+    images: list[Path] = []
+    visited: set[str] = set()  # to stop at cycles of links
+    for folder, folders, files in os.walk(path, onerror=_raise_unreadable, followlinks=True):
+        if (resolved := os.path.realpath(folder)) in visited:
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(resolved)
         folders[:] = sorted((name for name in folders if not is_ignored(name)), key=natural_key)
-        wanted = (name for name in files if is_photo(name) and not is_ignored(name))
-        found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
-    if not found:
+        photos = (name for name in files if is_photo(name) and not is_ignored(name))
+        images.extend(Path(folder) / name for name in sorted(photos, key=natural_key))
+    if not images:
         raise OneaError(f"There are no images below {path}; give image files, or a folder that contains some.")
-    return found
+    return images
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -135,13 +140,13 @@ def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tu
     """Photos in class folders, their classes, ignored files, and group folders."""
     check_folder(path, f"{CLASS_FOLDERS}, or give labels too")
     tree = _class_tree(path, purpose)
-    files = [(image.path, label) for label, members in tree.images.items() for image in members]
+    files = [(image.path, label) for label, images in tree.images.items() for image in images]
     photos = [(file, label) for file, label in files if is_photo(file.name)]
     if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
         raise OneaError(f"Class folder {empty[0]} in {path} contains no photos: add its images, or remove the folder.")
-    stray = [file for file, _ in files if not is_photo(file.name)]
-    others = tuple(map(str, [*stray, *tree.loose]))
-    return [file for file, _ in photos], [label for _, label in photos], others, tuple(tree.groups)
+    other_files = [file for file, _ in files if not is_photo(file.name)]
+    ignored = tuple(map(str, [*other_files, *tree.loose]))
+    return [file for file, _ in photos], [label for _, label in photos], ignored, tuple(tree.groups)
 
 
 def _class_tree(path: Path, purpose: Purpose) -> ClassTree:
@@ -189,14 +194,16 @@ def _pairs(source: Any, purpose: Purpose = "learn") -> Iterator[tuple[Any, Any]]
                 "pairs."
             )
         images, labels = pair
-        members = list(_items(images))
-        several = isinstance(labels, list | tuple) or (
+        batch_images = list(_items(images))
+        is_batch = isinstance(labels, list | tuple) or (
             is_array(labels) and not isinstance(labels, str)
         )  # not a NumPy string
-        own = _to_list(labels) if several else [labels]
-        if len(members) != len(own):
-            raise OneaError(f"A batch has {len(members)} images but {len(own)} labels; give one label for each image.")
-        yield from zip(members, own, strict=True)
+        batch_labels = _to_list(labels) if is_batch else [labels]
+        if len(batch_images) != len(batch_labels):
+            raise OneaError(
+                f"A batch has {len(batch_images)} images but {len(batch_labels)} labels; give one label for each image."
+            )
+        yield from zip(batch_images, batch_labels, strict=True)
 
 
 def _is_pair(item: Any) -> bool:
@@ -243,7 +250,7 @@ def _decode(
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
     results = map_threaded(_square_decoder(size), list(zip(items, names, strict=True)))
     pixels = np.empty((len(items), 3, size, size), np.uint8)
-    good: list[int] = []
+    decoded: list[int] = []  # positions in items
     skipped: list[str] = []
     progress.start_images("reading images", len(items))
     for row, result in enumerate(results):
@@ -251,23 +258,25 @@ def _decode(
         if isinstance(result, str):
             skipped.append(result)
         else:
-            pixels[len(good)] = result
-            good.append(row)
-    if skipped and (on_bad != "skip" or not good):
+            pixels[len(decoded)] = result
+            decoded.append(row)
+    if skipped and (on_bad != "skip" or not decoded):
         raise OneaError(describe_unreadable(skipped, len(items), may_skip=on_bad == "fail"))
-    kept = None if labels is None else tuple(labels[row] for row in good)
-    return DecodedImages(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
+    kept_labels = None if labels is None else tuple(labels[row] for row in decoded)
+    return DecodedImages(pixels[: len(decoded)], kept_labels, tuple(names[row] for row in decoded), tuple(skipped))
 
 
 def _square_decoder(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:
-    def square(item: tuple[Any, str]) -> Pixels | str:
+    """A function from a source and its name to square pixels, or to the reason why it cannot be read."""
+
+    def decode(item: tuple[Any, str]) -> Pixels | str:
         source, name = item
         try:
             return fit(_to_rgb(source, name, size), size, size)
         except BadImage as error:
             return f"{error.path}: {error.reason}"
 
-    return square
+    return decode
 
 
 def _to_rgb(source: Any, name: str, size: int) -> Image.Image:
@@ -308,12 +317,12 @@ def is_object_array(array: Any) -> bool:
 
 
 def iterate_images(array: Any) -> Iterator[Any]:
-    """The images of an array: one with two or three axes, or those along the first of four axes.
+    """The images of an array: the array itself if it has two or three axes, or those along the first of four axes.
 
     >>> [image.shape for image in iterate_images(np.zeros((2, 3, 8, 9), np.uint8))]
     [(3, 8, 9), (3, 8, 9)]
     """
-    values = _numpy(array)
+    values = _to_numpy(array)
     if values.ndim == 4:
         yield from values
     elif values.ndim == 3 and not {values.shape[0], values.shape[2]} & {*_CHANNELS}:
@@ -338,17 +347,17 @@ def to_image(array: Any, name: str) -> Image.Image:
     Raises:
         BadImage: the shape or the numbers are not those of an image.
     """
-    values = _numpy(array)
+    values = _to_numpy(array)
     if values.ndim == 3 and values.shape[2] not in _CHANNELS and values.shape[0] in _CHANNELS:
         values = values.transpose(1, 2, 0)
     if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in _CHANNELS) or 0 in values.shape:
         raise BadImage(name, f"an array of shape {tuple(values.shape)} is not [H, W, 3] or [3, H, W]")
     if values.ndim == 3 and values.shape[2] == 1:
         values = values[:, :, 0]
-    return Image.fromarray(_bytes(values, name)).convert("RGB")
+    return Image.fromarray(_to_uint8(values, name)).convert("RGB")
 
 
-def _bytes(values: Any, name: str) -> Any:
+def _to_uint8(values: Any, name: str) -> Any:
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
     if values.dtype == np.bool_:
@@ -361,7 +370,7 @@ def _bytes(values: Any, name: str) -> Any:
     return np.rint(values.astype(np.float64) * scale).astype(np.uint8)
 
 
-def _numpy(array: Any) -> Any:
+def _to_numpy(array: Any) -> Any:
     if hasattr(array, "detach"):  # a tensor, maybe on a device or in bfloat16
         array = array.detach().cpu()
         array = array.float() if array.is_floating_point() else array

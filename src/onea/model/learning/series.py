@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of similar images within a class, and series: photos that were probably taken in one session."""
+"""Groups of similar images within a class, and series: photos that were probably taken in the same session."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from torch.nn import functional as F
 from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_covariance
 from onea.tensors import eigh, row_blocks
 
-GROUPS = 6  # of a class, at most
+MAX_GROUPS = 6  # of a class
 _MIN_COSINE = 0.3  # of two deviations in one series; with 10 or 80 classes of Grocery, half as many series or fewer
 _CHANCE = 4.0  # standard deviations; cosines of random directions have mean 0 and deviation 1 / sqrt(width)
-_COSINE_STEP, _MAX_COSINE = 0.05, 0.95  # the threshold rises if one series has most of a class, up to this
-_PARTS = 5  # of the classes, each compared by the scatter of all others
+_COSINE_STEP, _MAX_COSINE = (
+    0.05,
+    0.95,
+)  # the threshold rises in steps, up to a maximum, if one series has most of a class
+_PARTS = 5  # parts of the classes; each one is whitened by the scatter of all others
 
 
-def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
+def similar_groups(features: Tensor, max_groups: int = MAX_GROUPS) -> Tensor:
     """The group of each of a class's images, ``int64 [N]``: its nearest centre by cosine similarity.
 
     The centres are images found by farthest-first traversal, in time linear in the number of images: first the image
     least similar to the mean, then always the one least similar to all centres.
 
-    >>> similar_groups(torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.1, 0.1], [9.0, 0.2]]), most=2).tolist()
+    >>> similar_groups(torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.1, 0.1], [9.0, 0.2]]), max_groups=2).tolist()
     [1, 0, 1, 1]
     """
     unit = F.normalize(features.double() - features.double().mean(0), dim=1)
     nearest = unit @ unit[(unit @ unit.mean(0)).argmin()]
     groups = torch.zeros(len(unit), dtype=torch.int64)
-    for number in range(1, min(most, len(unit))):
+    for number in range(1, min(max_groups, len(unit))):
         similarity = unit @ unit[nearest.argmin()]
         groups[similarity > nearest] = number
         nearest = nearest.maximum(similarity)
     return _consecutive(groups)  # where images are equal, a group may be empty
 
 
-def groups_by_class(features: Tensor, rows: Tensor, most: int) -> Tensor:
-    """The group of each image, ``int64 [N]``: at most ``most`` of each class.
+def groups_by_class(features: Tensor, rows: Tensor, max_groups: int) -> Tensor:
+    """The group of each image, ``int64 [N]``: at most ``max_groups`` for each class.
 
     If all images of a class are in one group, each becomes a separate group, so that the class can be evaluated.
     """
     groups, start = torch.empty_like(rows), 0
     for row in rows.unique():
         members = (rows == row).nonzero()[:, 0]
-        numbers = similar_groups(features[members], most)
+        numbers = similar_groups(features[members], max_groups)
         groups[members] = start + (numbers if int(numbers.max()) else torch.arange(len(members)))
         start += len(members)
     return groups
@@ -57,24 +60,24 @@ def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tenso
     direction. Series are connected components: an image that is similar to any member belongs to the series.
 
     Deviations are whitened by the covariance within the *other* classes. If it were estimated from the images
-    themselves, and these are few, their deviations would all be orthogonal.
+    themselves, and these were few, all their deviations would be orthogonal.
 
     Args:
         features: features of the images, ``[N, width]``.
         rows: classes of the images.
-        known: statistics of other images; their classes are other classes, too.
+        known: statistics of other images, all of which count as other classes.
     """
-    exact, classes, series = features.double(), rows.unique(), torch.zeros_like(rows)
-    deviations = torch.cat([exact[:0], *(exact[rows == row] - exact[rows == row].mean(0) for row in classes)])
+    features, classes, series = features.double(), rows.unique(), torch.zeros_like(rows)
+    deviations = torch.cat([features[:0], *(features[rows == row] - features[rows == row].mean(0) for row in classes)])
     position = torch.cat([rows[:0], *((rows == row).nonzero()[:, 0] for row in classes)])
-    scatter = torch.zeros_like(exact.T @ exact) if known.scatter is None else known.scatter.to(exact)
+    scatter = torch.zeros_like(features.T @ features) if known.scatter is None else known.scatter.to(features)
     parts, threshold = min(_PARTS, len(classes)), max(_MIN_COSINE, _CHANCE / features.shape[1] ** 0.5)
     for part in range(parts):
-        of_part = classes[part::parts]
-        others = deviations[~torch.isin(rows[position], of_part)]
-        degrees_of_freedom = known.degrees_of_freedom + len(others) - (len(classes) - len(of_part))
+        part_classes = classes[part::parts]
+        others = deviations[~torch.isin(rows[position], part_classes)]
+        degrees_of_freedom = known.degrees_of_freedom + len(others) - (len(classes) - len(part_classes))
         root = inverse_sqrt(*eigh(shrunk_covariance(scatter + others.T @ others, degrees_of_freedom)))
-        for row in of_part:
+        for row in part_classes:
             members = rows[position] == row
             directions = F.normalize(deviations[members] @ root, dim=1)
             series[position[members]] = _series_of_a_class(directions, threshold)

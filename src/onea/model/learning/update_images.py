@@ -15,7 +15,7 @@ from onea import seeds
 from onea.data.dataset import natural_key
 from onea.errors import OneaError
 from onea.learner.held_out import hold_out
-from onea.model.learning.fingerprints import Repeats, fingerprints
+from onea.model.learning.fingerprints import Repeats, compute_fingerprints
 from onea.model.learning.images import DecodedImages
 from onea.model.learning.series import find_series
 from onea.model.names import check_names
@@ -74,7 +74,7 @@ class UpdateImages:
         held = held_out_rows(labels, names, series, held_out, seed, state.next_update)
         trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
         rows = torch.tensor([classes.index(label) for label in names])[labels]
-        repeats = state.find_repeats(fingerprints(batch.pixels), batch.labels, progress)
+        repeats = state.find_repeats(compute_fingerprints(batch.pixels), batch.labels, progress)
         held_before = state.held_out.contains(rows, repeats.fingerprints)
         trained = _restore_split(trained, rows, repeats.taught_before, held_before)
         counts = torch.bincount(state.fingerprint_rows[repeats.matched], minlength=len(state.classes))
