@@ -300,7 +300,7 @@ class OneA(VersionedModel, Parameters):
     # helpers
 
     def _allowed_values(self, name: str) -> list[Any]:
-        """The values that a fixed parameter may be set to: its present one, or the preset's if that is None."""
+        """The values that a fixed parameter may be set to: its current one, or the preset's if that is None."""
         assert self._snapshot is not None
         options = self._snapshot.state.options
         return [getattr(self, name), *([options[name]] if name in OPTIONS and name in options else [])]
