@@ -107,7 +107,7 @@ def test_hugging_face_datasets_name_their_classes(files):
         (np.zeros((2, 5, 5, 7), np.uint8), "not \\[H, W, 3\\]"),
         (np.zeros((2, 2, 3, 5, 5), np.uint8), "is not one or more images"),
         (np.full((5, 5, 3), -1.0), "before they are normalised"),
-        (np.full((5, 5, 3), np.nan), "contains NaN"),
+        (np.full((5, 5, 3), np.nan), "finite"),
         ([object()], "Images cannot be read from"),
         (3, "Images cannot be read from"),
         ("nowhere.png", "no such file"),
