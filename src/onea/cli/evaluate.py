@@ -185,11 +185,11 @@ def check(
 
 def _draw(result: Check, out: Path) -> list[Path]:
     """Write the figures for which there is something to draw."""
-    from onea.model.evaluation.pictures import MOST_PHOTOS, PHOTO_SIDE, curves_picture, suspects_picture
+    from onea.model.evaluation.pictures import MAX_PHOTOS, PHOTO_SIDE, curves_picture, suspects_picture
     from onea.model.learning.images import read_unlabelled
     from onea.presentation.style import save
 
-    suspects = result.suspects[:MOST_PHOTOS]
+    suspects = result.suspects[:MAX_PHOTOS]
     photos = read_unlabelled([suspect.image for suspect in suspects], PHOTO_SIDE).pixels
     figures = {
         "learning-curves.png": curves_picture(result),

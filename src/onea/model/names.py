@@ -20,7 +20,7 @@ UNKNOWN_NUMBER = -1  # if classes are numbers
 _MAX_CHARS = 200
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"  # what decoders put in place of invalid bytes
 _MAX_FOLDER_BYTES = 255
-_NO_FOLDER_NAME = re.compile(
+_INVALID_FOLDER_NAME = re.compile(
     r'.*[/\\:*?"<>|]|.*\.$|(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.I
 )  # most of these on Windows only
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
@@ -95,7 +95,7 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
     Traceback (most recent call last):
     onea.errors.OneaError: Class 'Apple' differs from 'apple' only in case or accent encoding; use one of the two.
     """
-    seen = {normalized(name): name for name in known}
+    seen = {normalise(name): name for name in known}
     for name in names:
         if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _MAX_CHARS:
             raise OneaError(
@@ -104,9 +104,9 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
             )
         if _UNDECODABLE in name and name not in seen.values():
             raise OneaError(f"'{name}' cannot be a class name, because it was not valid UTF-8; send it in UTF-8.")
-        if normalized(name) == UNKNOWN:
+        if normalise(name) == UNKNOWN:
             raise OneaError(f"A class cannot be called '{name}', which is predicted for unknown images; rename it.")
-        _check_spelling(name, seen.setdefault(normalized(name), name))
+        _check_spelling(name, seen.setdefault(normalise(name), name))
 
 
 def check_spelling(names: Iterable[str], known: Iterable[str]) -> None:
@@ -117,9 +117,9 @@ def check_spelling(names: Iterable[str], known: Iterable[str]) -> None:
     Traceback (most recent call last):
     onea.errors.OneaError: Class 'Pear' differs from 'pear' only in case or accent encoding; use one of the two.
     """
-    seen = {normalized(name): name for name in known}
+    seen = {normalise(name): name for name in known}
     for name in names:
-        _check_spelling(name, seen.get(normalized(name), name))
+        _check_spelling(name, seen.get(normalise(name), name))
 
 
 def is_folder_name(name: str) -> bool:
@@ -128,7 +128,7 @@ def is_folder_name(name: str) -> bool:
     >>> [is_folder_name(name) for name in ("kiwi", "T-shirt/top", "..", "aux", "\u82f9" * 100, "auxiliary", ".hidden")]
     [True, False, False, False, False, True, False]
     """
-    return not (is_ignored(name) or len(name.encode()) > _MAX_FOLDER_BYTES or _NO_FOLDER_NAME.match(name))
+    return not (is_ignored(name) or len(name.encode()) > _MAX_FOLDER_BYTES or _INVALID_FOLDER_NAME.match(name))
 
 
 def _check_spelling(name: str, other: str) -> None:
@@ -141,6 +141,6 @@ def _to_python(label: Any) -> Any:
     return label.tolist() if hasattr(label, "tolist") else label
 
 
-def normalized(name: str) -> str:
+def normalise(name: str) -> str:
     """A name in a form for comparison: without case, and with accents encoded in one way."""
     return unicodedata.normalize("NFKC", name).casefold()

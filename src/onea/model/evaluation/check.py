@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice for each class, confused classes, suspicious labels and duplicates: from a model alone, or from photos."""
+"""Checks of a model alone or of photos: advice for each class, confused classes, suspect labels and duplicates."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ ADVICE_BY_URGENCY: tuple[Advice, ...] = (
     "taught enough",
 )
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a class's photos, at the points of a learning curve
-_NUM_ORDERS = 4  # random orders in which the series of a class may have arrived
-_MIN_GAIN = 0.02  # of accuracy, from half of the photos to all; with less, more photos do not help
+_NUM_ORDERS = 4  # random orders of the series of a class, over which a learning curve is averaged
+_MIN_GAIN = 0.02  # of accuracy, from half of the photos to all, from which more photos would help
 _CONFUSABLE = 0.25  # overlap from which two classes can hardly be distinguished
 _MIN_OVERLAP, _MIN_GAUSSIAN_OVERLAP = 0.05, 0.01  # of the pairs that are listed
 _THUMBNAIL = 16  # pixels
@@ -91,13 +91,13 @@ class ClassCheck:
 
     @property
     def needs_attention(self) -> bool:
-        """Whether the advice is to do something."""
+        """Whether the advice calls for action."""
         return self.advice not in ("taught enough", "no mistakes stand out", "not measured")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes and the share of their photos that are nearer to the other class, both classes weighted equally."""
+    """Two classes and the share of their photos that are nearer to the other one; both classes have the same weight."""
 
     first: str
     second: str
@@ -128,7 +128,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """A photo with two labels; ``identical`` if all pixels are equal, otherwise nearly so."""
+    """A photo with two labels; ``identical`` if all pixels are equal, otherwise the two images are nearly equal."""
 
     image: str
     given: str
@@ -149,7 +149,7 @@ class Check:
         duplicates: photos with two labels.
         skipped: ``path: reason`` of each photo that could not be read.
         measured: whether the check was made with a folder of photos.
-        mistakes: among held-out photos: of the folder or, without one, of the updates.
+        mistakes: mistakes on held-out photos: of the folder or, without a folder, of the updates.
     """
 
     version: int
@@ -170,7 +170,7 @@ class Check:
 def check_model(state: State) -> Check:
     """Check a model by its statistics and its stored held-out features, without photos.
 
-    Overlaps come from statistics of photos that the adapter was trained on. Those of new photos are larger, so only the
+    The statistics are those of photos that the adapter was trained on. Classes of new photos overlap more, so only the
     ranking of the pairs is reliable.
     """
     if not state.classes:
@@ -178,7 +178,7 @@ def check_model(state: State) -> Check:
     neighbours = gaussian_overlap(state.statistics, state.images)
     overlaps = neighbours.overlap[:, 0].tolist() if len(state.classes) > 1 else [0.0]
     mistakes, measured = held_out_mistakes(state)
-    misclassified = {found.name for found in mistakes.misclassified}
+    misclassified = {result.name for result in mistakes.misclassified}
     rivals = _rivals(neighbours, state.classes)
     classes = [
         ClassCheck(
@@ -191,10 +191,10 @@ def check_model(state: State) -> Check:
 
 
 def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
-    """Check labelled photos, whether the model was taught with them or not.
+    """Check labelled photos, whether or not the model was taught with them.
 
-    Features are computed with the model's adapter. Classes of the photos are judged by cross-validation on the photos
-    alone; for the model's other classes, its statistics are used.
+    Features are computed with the model's adapter. Classes of the photos are evaluated by cross-validation on the
+    photos alone; for the model's other classes, its statistics are used.
 
     Raises:
         OneaError: there is only one class.
@@ -205,7 +205,9 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
     other_classes = [name for name in model.classes if name not in photo_classes]
     names = [*other_classes, *photo_classes]
     if len(names) < 2:
-        raise OneaError(f"There is only the class '{names[0]}'; add a second one to compare it with, then check again.")
+        raise OneaError(
+            f"There is only the class '{names[0]}'; add a second class to compare it with, then check again."
+        )
     counts = Counter(batch.labels)
     rows = torch.tensor([names.index(label) for label in batch.labels])
     features = model.engine.features(batch.pixels, model.adapters)
@@ -247,7 +249,7 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
 
 
 def _select_statistics(state: State, classes: Sequence[str]) -> ClassStatistics:
-    """The means of these classes and the covariance of all; without classes, empty statistics."""
+    """The means of these classes with the covariance of all classes; empty statistics if there are none."""
     if not classes:
         return ClassStatistics.empty(state.statistics.width)
     rows = torch.tensor([state.row(name) for name in classes])
@@ -255,7 +257,7 @@ def _select_statistics(state: State, classes: Sequence[str]) -> ClassStatistics:
 
 
 def _advise_by_model(photos: int, overlap: float, misclassified: bool, held_out: bool) -> Advice:
-    """The advice from the statistics of a model: the largest overlap of a class, and whether it has held-out photos.
+    """The advice for a class from a model: by its largest overlap, its mistakes, and whether it has held-out photos.
 
     >>> [_advise_by_model(30, *facts) for facts in ((0.3, False, True), (0.0, False, True), (0.0, False, False))]
     ['too similar to another class', 'no mistakes stand out', 'not measured']
@@ -271,7 +273,7 @@ def _advise_by_model(photos: int, overlap: float, misclassified: bool, held_out:
 
 
 def _advise(photos: int, curve: Sequence[float] | None) -> Advice:
-    """The advice from a learning curve.
+    """The advice for a class from its number of photos and its learning curve.
 
     >>> _advise(30, (0.5, 0.6, 0.7, 0.8)), _advise(30, (0.7, 0.7, 0.7, 0.7))
     ('more photos would help', 'too similar to another class')
@@ -351,7 +353,7 @@ class LearningCurves:
 def learning_curves(
     classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, groups: Tensor
 ) -> LearningCurves:
-    """Cross-validate with parts of a class's photos, and all photos of the other classes.
+    """Cross-validate each class with a part of its photos and with all photos of the other classes.
 
     The photos of a class are added series by series, in several random orders. Whole series are held out, because new
     photos come from other series.
@@ -394,14 +396,14 @@ def learning_curves(
 def _shuffle_series(photos: Tensor, groups: Tensor, order: int, row: int) -> Tensor:
     """The photos of a class with its series in random order, and random order within each series."""
     generator = seeds.generator(0, order, f"learning curve/{row}")
-    names, member = groups.unique(return_inverse=True)
-    rank = torch.randperm(len(names), generator=generator)
+    series, position = groups.unique(return_inverse=True)
+    rank = torch.randperm(len(series), generator=generator)
     shuffled = torch.randperm(len(photos), generator=generator)
-    return photos[shuffled[rank[member[shuffled]].argsort(stable=True)]]
+    return photos[shuffled[rank[position[shuffled]].argsort(stable=True)]]
 
 
 def _append_subsets(statistics: ClassStatistics, features: Tensor, subsets: Sequence[Tensor]) -> ClassStatistics:
-    """The statistics with the mean of each subset of photos as a further class; the scatter is unchanged."""
+    """The statistics with the mean of each subset of photos as an additional class; the scatter is unchanged."""
     if not subsets:
         return statistics
     rows = torch.repeat_interleave(torch.arange(len(subsets)), torch.tensor([len(subset) for subset in subsets]))

@@ -16,9 +16,12 @@ from onea.model.held_out import predict_held_out
 from onea.model.state import State
 from onea.tensors import to_float64
 
-GOOD_ACCURACY = 0.9  # on the held-out images of a class, from which it needs no more
+GOOD_ACCURACY = 0.9  # on the held-out images of a class; such a class needs no more images
 _MIN_MISTAKES = 3  # fewer may be chance
-_ABSORBED_SHARE, _ABSORBED_FACTOR = 0.2, 2  # of all mistakes, and of a uniform share, that one class must receive
+_ABSORBED_SHARE, _ABSORBED_FACTOR = (
+    0.2,
+    2,
+)  # an absorbing class gets this share of all mistakes, and this multiple of a uniform share
 _MAX_NAMED = 3  # true classes of an absorbing class
 
 
@@ -122,7 +125,7 @@ def count_mistakes(predicted: Tensor, rows: Tensor, names: Sequence[str]) -> Mis
 
 
 MAX_NEIGHBOURS = 10  # nearest classes of each class
-_CELLS = 1 << 20  # pairs of classes whose distance is in memory at a time
+_CELLS = 1 << 20  # pairs of classes whose distances are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class NearestClasses:
     overlap: Tensor
 
     def pairs(self, threshold: float) -> dict[tuple[int, int], float]:
-        """Overlaps from a threshold on, by pair of rows; the smaller row comes first."""
+        """Overlaps that reach a threshold, by pair of rows; the smaller row comes first."""
         row, rank = (self.overlap >= threshold).nonzero(as_tuple=True)
         pairs: dict[tuple[int, int], float] = {}
         triples = zip(row.tolist(), self.rows[row, rank].tolist(), self.overlap[row, rank].tolist(), strict=True)
@@ -151,8 +154,8 @@ def gaussian_overlap(statistics: ClassStatistics, images: Sequence[int], cells: 
     """The share of two classes' images that would be misclassified as the other one, for the nearest pairs of classes.
 
     Each class is a Gaussian with the pooled covariance. With means at a Mahalanobis distance ``d``, the share is
-    ``Phi(-d / 2)``. Means of few images are too far apart: the bias of the squared distance, ``width`` times the sum of
-    both ``1 / images``, is subtracted.
+    ``Phi(-d / 2)``. Means of few images seem too far apart, so the bias of the squared distance is subtracted:
+    ``width`` times the sum of both ``1 / images``.
 
     Blocks of ``cells`` distances are computed at a time, so memory grows with the number of classes and not with its
     square.

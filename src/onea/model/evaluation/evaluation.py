@@ -19,7 +19,7 @@ from onea.model.answers import Snapshot
 from onea.model.evaluation.metrics import Counts, OpenSet, is_correct
 from onea.model.learning.fingerprints import compute_fingerprints
 from onea.model.learning.images import DecodedImages, check_folder, find_images, read_labelled
-from onea.model.names import UNKNOWN, check_spelling, normalized
+from onea.model.names import UNKNOWN, check_spelling, normalise
 from onea.model.reports import folder_notes
 from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural
@@ -53,7 +53,7 @@ class Evaluation:
     (('kiwi', Counts(images=10, correct=7, unknown=1)), [('kiwi', 'lemon', 2)])
 
     Attributes:
-        classes: classes of the images, in natural order, then those that are only predicted.
+        classes: classes of the images, sorted by name, then those that are only predicted.
         confusion: ``int64 [classes, classes]``: images of a class (row) by the predicted class (column).
         unknown_counts: images of each class that are predicted as ``unknown``.
         untaught_classes: classes of images that the model was never taught; they are not part of the accuracy.
@@ -80,7 +80,7 @@ class Evaluation:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks about the images, one sentence each."""
+        """Remarks on the images, one line each."""
         lines = folder_notes(self.ignored_files, self.group_folders)
         if self.taught_images:
             total = int(self.confusion.sum() + self.unknown_counts.sum())
@@ -113,17 +113,17 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The share of these images that are correctly classified."""
+        """The share of images of taught classes that are correctly classified."""
         return self.total.accuracy
 
     @property
     def wrong(self) -> float:
-        """The share of these images that are misclassified."""
+        """The share of images of taught classes that are misclassified."""
         return self.total.wrong / self.images
 
     @property
     def unknown(self) -> float:
-        """The share of these images that are predicted as ``unknown``."""
+        """The share of images of taught classes that are predicted as ``unknown``."""
         return self.total.unknown / self.images
 
     @property
@@ -140,12 +140,12 @@ class Evaluation:
         """Taught classes by increasing accuracy."""
         return sorted(self._taught.items(), key=lambda item: (item[1].accuracy, item[0]))
 
-    def confusions(self, most: int = 10) -> list[tuple[str, str, int]]:
+    def confusions(self, limit: int = 10) -> list[tuple[str, str, int]]:
         """The most frequent mistakes on taught classes: class, prediction, images."""
         wrong = self.confusion - np.diag(np.diagonal(self.confusion))
         counts = [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in np.argwhere(wrong)]
         mistakes = (mistake for mistake in counts if mistake[0] not in self.untaught_classes)
-        return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
+        return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:limit]
 
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
@@ -184,8 +184,13 @@ class Evaluation:
                 for name, predicted, images in self.confusions(self.confusion.size)
             ],
             "mistakes": [
-                {"image": one.image, "class": one.label, "predicted": one.predicted, "probability": one.probability}
-                for one in self.mistakes
+                {
+                    "image": mistake.image,
+                    "class": mistake.label,
+                    "predicted": mistake.predicted,
+                    "probability": mistake.probability,
+                }
+                for mistake in self.mistakes
             ],
             "open_set": self.open_set and self.open_set.as_json(),
             "taught_images": self.taught_images,
@@ -258,9 +263,9 @@ def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages
     """All images below a folder; no folder may have the name of one of the model's classes."""
     check_folder(folder, "images of untaught classes")
     files = find_images(folder)
-    known = {normalized(name): name for name in model.classes}
+    known = {normalise(name): name for name in model.classes}
     folders = {folder.resolve().name, *(part for file in files for part in file.relative_to(folder).parent.parts)}
-    if taught := sorted(known[normalized(name)] for name in folders if normalized(name) in known):
+    if taught := sorted(known[normalise(name)] for name in folders if normalise(name) in known):
         raise OneaError(
             f"{folder} contains images of '{taught[0]}', a class of the model; give only images of untaught classes."
         )

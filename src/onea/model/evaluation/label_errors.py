@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Label errors: photos that are more likely of another class, by cross-validated scores and nearest neighbours."""
+"""Label errors: photos that more likely show another class, by cross-validated scores and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from onea.model.learning.update_images import MIN_TO_HOLD_OUT
 _MAX_SERIES = 24  # of a class
 _NUM_NEIGHBOURS = 5
 _TEMPERATURE = 0.1  # of the cosine similarities that weight the neighbours
-_SMOOTHING = 0.02  # share of the votes that is spread over all classes
-_BLOCK = 1024  # photos that are compared with all others at a time
+_SMOOTHING = 0.02  # additional votes, spread over all classes
+_BLOCK = 1024  # photos that are compared with all photos at a time
 
 
 @dataclass(frozen=True)
 class LabelErrors:
-    """How likely each photo is of another class than its label.
+    """How likely each photo shows another class than its label.
 
     Attributes:
         ratio: log of the likelihood ratio of the best other class to the label, ``[N]``; minus infinity for photos of
             classes that are too small for cross-validation.
-        likelier: the row of that class, ``int64 [N]``.
-        neighbours: the positions of the nearest photos outside the photo's series, nearest first, ``int64 [N, k]``.
+        likelier: row of that class, ``int64 [N]``.
+        neighbours: positions of the nearest photos outside the photo's series, nearest first, ``int64 [N, k]``.
     """
 
     ratio: Tensor
@@ -68,7 +68,7 @@ def find_label_errors(known: ClassStatistics, features: Tensor, rows: Tensor) ->
 
 
 def label_error_classifier() -> Classifier:
-    """The classifier for cross-validation: it found the most label errors of those that are cheap to refit."""
+    """The classifier for cross-validation; of those that are cheap to refit, it found the most label errors."""
     return make_classifier("whitened")
 
 
@@ -93,7 +93,7 @@ def _neighbour_votes(labels: Tensor, similarity: Tensor, classes: int) -> Tensor
     >>> _neighbour_votes(torch.tensor([[1, 1]]), torch.tensor([[0.5, 0.5]]), 2).exp()
     tensor([[0.0098, 0.9902]], dtype=torch.float64)
     """
-    weights = (similarity.double() / _TEMPERATURE).softmax(1).nan_to_num(0.0)  # NaN without any neighbour
+    weights = (similarity.double() / _TEMPERATURE).softmax(1).nan_to_num(0.0)  # NaN for photos without neighbours
     votes = torch.zeros(len(weights), classes, dtype=torch.float64).scatter_add(1, labels, weights)
     return ((votes + _SMOOTHING / classes) / (1 + _SMOOTHING)).log()
 
@@ -112,6 +112,6 @@ def _likelihood_ratio(scores: Tensor, votes: Tensor, labels: Tensor, without_pho
     """
     likelihood = (scores.double() / fit_temperature(scores, labels)).log_softmax(1)
     likelihood = likelihood + votes.where(~without_photos, votes.amax(1, keepdim=True))
-    own = labels[:, None]
-    best = likelihood.scatter(1, own, -torch.inf).max(1)
-    return best.values - likelihood.gather(1, own)[:, 0], best.indices
+    columns = labels[:, None]
+    best_other = likelihood.scatter(1, columns, -torch.inf).max(1)
+    return best_other.values - likelihood.gather(1, columns)[:, 0], best_other.indices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a model: accuracy (the share of correctly classified images), open-set metrics, quality of an export."""
+"""Metrics of a model: accuracy (share of correctly classified images), open-set metrics, and quality of an export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onea.model.names import UNKNOWN
 def is_correct(labels: Sequence[str], predictions: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Which images are correctly classified, by the labels of ``Answer``.
 
-    An unsure answer counts by its most probable class. ``unknown`` is not correct.
+    The label of an unsure answer is its most probable class. ``unknown`` is never correct.
 
     >>> is_correct(["kiwi", "kiwi", "lemon"], ["kiwi", "unknown", "lime"]).tolist()
     [True, False, False]
@@ -31,7 +31,7 @@ def is_correct(labels: Sequence[str], predictions: Sequence[str]) -> npt.NDArray
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of labelled images, and of those that are classified correctly or as ``unknown``.
+    """The number of labelled images, of correctly classified ones, and of those that are classified as ``unknown``.
 
     >>> counts = Counts.from_predictions(["kiwi"] * 4, ["kiwi", "kiwi", "lemon", "unknown"])
     >>> counts, counts.wrong, counts.accuracy
@@ -78,7 +78,7 @@ class OpenSet:
 
     Attributes:
         known: familiarity of each image of a known class.
-        classified: whether the most probable class of each of these images is correct.
+        classified: whether the most probable class of each known image is correct.
         unknown: familiarity of each unknown image.
         threshold: the familiarity below which the model predicts ``unknown``; minus infinity if it never does.
     """
@@ -115,7 +115,7 @@ class OpenSet:
 
     @property
     def accuracy(self) -> float:
-        """The share of known images that are correctly classified, at the threshold."""
+        """The share of known images that are correctly classified and not rejected at the threshold."""
         return float((self.classified & (self.known >= self.threshold)).double().mean())
 
     @property
@@ -137,7 +137,7 @@ class OpenSet:
 
 
 RECOMMENDED_PHOTOS = 2_000
-"""Photos that suffice to measure a small loss of accuracy."""
+"""The number of photos that suffices to measure a small loss of accuracy."""
 
 MAX_LOSS = 0.005
 MIN_AGREEMENT = 0.97
@@ -170,17 +170,17 @@ class Quality:
         Quality(photos=3, correct=2, lost=1, won=0, same=2)
         """
         before, after = is_correct(labels, model), is_correct(labels, file)
-        same = sum(one == other for one, other in zip(model, file, strict=True))
+        same = sum(predicted == exported for predicted, exported in zip(model, file, strict=True))
         return cls(len(labels), int(before.sum()), int((before & ~after).sum()), int((~before & after).sum()), same)
 
     @property
     def accuracy(self) -> tuple[float, float]:
-        """Of the model and of the file."""
+        """The accuracy of the model and of the file."""
         return self.correct / self.photos, (self.correct - self.lost + self.won) / self.photos
 
     @property
     def loss(self) -> float:
-        """Accuracy of the model less that of the file."""
+        """The accuracy of the model minus that of the file."""
         return (self.lost - self.won) / self.photos
 
     @property
@@ -206,7 +206,8 @@ class Quality:
     def confidence_bounds(self) -> tuple[float, float]:
         """The upper bound of the loss and the lower bound of the agreement, each with 95 % confidence.
 
-        The loss after Agresti and Min (half a photo added to each of four cells), the agreement after Wilson.
+        The bound of the loss is that of Agresti and Min (half a photo is added to each of four cells), the bound of the
+        agreement that of Wilson.
 
         >>> loss, agreement = Quality(photos=100, correct=80, lost=0, won=0, same=100).confidence_bounds
         >>> round(loss, 3), round(agreement, 3)

@@ -22,7 +22,7 @@ from onea.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_NAMES, _LONGEST = 100, 32
+_MAX_NAMES, _MAX_NAME_LENGTH = 100, 32  # with more classes, the axes have numbers
 
 
 def confusion_picture(evaluation: Evaluation) -> Figure:
@@ -35,9 +35,11 @@ def confusion_picture(evaluation: Evaluation) -> Figure:
     with style.theme():
         figure = style.new_figure(side, side)
         axes = figure.subplots()
-        image = axes.imshow(share, cmap=blues(), norm=PowerNorm(0.5, 0, 100))  # linear would hide single mistakes
-        if count <= _MOST_NAMES:
-            names = [_short(name, _LONGEST) for name in evaluation.classes]
+        image = axes.imshow(
+            share, cmap=blues(), norm=PowerNorm(0.5, 0, 100)
+        )  # a linear scale would hide single mistakes
+        if count <= _MAX_NAMES:
+            names = [_shorten(name, _MAX_NAME_LENGTH) for name in evaluation.classes]
             size = style.TICK_SIZE if count <= 30 else 6.0
             axes.set_xticks(range(count), names, rotation=90, fontsize=size, parse_math=False)
             axes.set_yticks(range(count), names, fontsize=size, parse_math=False)
@@ -49,8 +51,8 @@ def confusion_picture(evaluation: Evaluation) -> Figure:
             for i, j in np.argwhere(evaluation.confusion):
                 ink = "white" if share[i, j] > 40 else style.INK
                 axes.text(j, i, str(evaluation.confusion[i, j]), ha="center", va="center", color=ink, fontsize=8)
-        axes.set_xlabel("answer")
-        axes.set_ylabel("class of the images")
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
         axes.tick_params(length=0)
         axes.spines[:].set_color(style.GRID)
         axes.spines[:].set_visible(True)
@@ -61,11 +63,11 @@ def confusion_picture(evaluation: Evaluation) -> Figure:
     return figure
 
 
-_WIDTH, _HEIGHT = 4.6, 7.2  # inches; narrow enough to be read on a phone and in a column of print
+_WIDTH, _HEIGHT = 4.6, 7.2  # inches; narrow enough for a phone and for a printed column
 _KNOWN, _UNKNOWN = style.PALETTE[0], style.PALETTE[1]
-_MOST_BINS = 30
+_MAX_BINS = 30
 _TAIL = 0.5  # per cent of the images at either end, which are counted in the outermost bins
-_MAX_DISTANCE = 2  # below the known images, in units of their range; lower values are counted in the outermost bin
+_MAX_DISTANCE = 2  # below the known images, in multiples of their range; lower values are in the outermost bin
 _HEADROOM = 1.45  # of the highest bar: room for the legend
 
 
@@ -105,7 +107,7 @@ def _edges(known: npt.NDArray[np.float64], unknown: npt.NDArray[np.float64]) -> 
     lowest, highest = np.percentile(known, [_TAIL, 100 - _TAIL])
     if highest > lowest:
         low = max(low, lowest - _MAX_DISTANCE * (highest - lowest))
-    bins = min(_MOST_BINS, 8 + 2 * int(min(len(known), len(unknown)) ** 0.5))  # fewer bins for few images
+    bins = min(_MAX_BINS, 8 + 2 * int(min(len(known), len(unknown)) ** 0.5))  # fewer bins for few images
     return np.linspace(low, high if high > low else low + 1, bins + 1)
 
 
@@ -128,7 +130,7 @@ def _open_set_curve(axes: Any, results: OpenSet) -> None:
     axes.set_title(f"Open-set accuracy: area {100 * curve.area:.1f} %")
 
 
-MOST_CURVES, MOST_PHOTOS = 16, 24
+MAX_CURVES, MAX_PHOTOS = 16, 24
 PHOTO_SIDE = 224  # pixels of a photo on the sheet
 _COLUMNS, _PHOTO_COLUMNS = 4, 6
 _COLOURS: dict[Advice, str] = {
@@ -142,7 +144,7 @@ _COLOURS: dict[Advice, str] = {
 def curves_picture(check: Check) -> Figure | None:
     """Learning curves of the classes with the most urgent advice; None if no class has one."""
     measured = [result for result in check.classes if result.curve]
-    shown = measured[:MOST_CURVES]
+    shown = measured[:MAX_CURVES]
     if not shown:
         return None
     columns = min(_COLUMNS, len(shown))
@@ -177,7 +179,7 @@ def suspects_picture(suspects: Sequence[Suspect], photos: Pixels) -> Figure | No
         for rank, (axes, suspect, photo) in enumerate(zip(panels.flat, suspects, photos, strict=False), 1):
             axes.imshow(photo.transpose(1, 2, 0))
             axes.set_title(f"{rank}. suspicion {suspect.ratio:.1f}", fontsize=8, fontweight="normal", pad=4)
-            label, likelier = _lines(f"named {suspect.given}"), _lines(f"looks like {suspect.likelier}")
+            label, likelier = _wrap(f"labelled {suspect.given}"), _wrap(f"looks like {suspect.likelier}")
             _caption(axes, 0, label, style.PALETTE[1])
             _caption(axes, len(label), likelier, style.PALETTE[0])
         title = "Photos that may be mislabelled, the most suspicious first"
@@ -209,22 +211,22 @@ def _learning_curve(axes: Any, result: ClassCheck) -> None:
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.grid(axis="y")
     axes.tick_params(length=0)
-    axes.set_title(f"{_short(result.name, 27)}\n", fontsize=8.5, parse_math=False, pad=4)
+    axes.set_title(f"{_shorten(result.name, 27)}\n", fontsize=8.5, parse_math=False, pad=4)
     axes.text(0, 1.03, f"{result.photos} photos: {result.advice}", transform=axes.transAxes, fontsize=7.5, color=colour)
 
 
-def _lines(text: str) -> list[str]:
-    """A text on at most two lines under a photo; a name breaks after its hyphens."""
+def _wrap(text: str) -> list[str]:
+    """Wrap a text to at most two lines, to stand under a photo; names break after hyphens."""
     lines = textwrap.wrap(printable(text), 27)
-    return lines if len(lines) < 3 else [lines[0], _short("".join(lines[1:]), 27)]
+    return lines if len(lines) < 3 else [lines[0], _shorten("".join(lines[1:]), 27)]
 
 
-def _caption(axes: Any, line: int, lines: Sequence[str], colour: str) -> None:
-    """Write lines under a photo, from the given line on."""
-    place = {"xy": (0, 0), "xycoords": "axes fraction", "xytext": (0, -4 - 10 * line), "textcoords": "offset points"}
+def _caption(axes: Any, first: int, lines: Sequence[str], colour: str) -> None:
+    """Write lines under a photo; ``first`` is the number of the first one, from 0."""
+    place = {"xy": (0, 0), "xycoords": "axes fraction", "xytext": (0, -4 - 10 * first), "textcoords": "offset points"}
     axes.annotate("\n".join(lines), **place, fontsize=7.5, color=colour, va="top", linespacing=1.15, parse_math=False)
 
 
-def _short(name: str, longest: int) -> str:
+def _shorten(name: str, max_length: int) -> str:
     name = printable(name)
-    return name if len(name) <= longest else name[: longest - 1] + "…"
+    return name if len(name) <= max_length else name[: max_length - 1] + "…"

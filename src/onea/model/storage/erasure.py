@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from onea.errors import OneaError, did_you_mean
-from onea.model.names import normalized
+from onea.model.names import normalise
 from onea.model.state import NO_CLASS_NAMED, NO_CLASSES, State, Update, history_entry
 
 UNNAMED = "(forgotten)"  # replaces the name of a class in a history
@@ -83,7 +83,7 @@ def _remove_names(update: Update, names: Collection[str]) -> Update:
     cleaned = update | {"classes": [UNNAMED if name in names else name for name in update["classes"]]}
     if "fewest" in update:
         cleaned["fewest"] = {name: images for name, images in update["fewest"].items() if name not in names}
-    if any(normalized(name) in normalized(update.get("name", "")) for name in names):
+    if any(normalise(name) in normalise(update.get("name", "")) for name in names):
         cleaned["name"] = f"update {update['version']}"
     return cleaned
 
