@@ -277,11 +277,11 @@ class OneA(VersionedModel, Parameters):
         cls, name: str, *, revision: str | None = None, token: str | None = None, **params: Any
     ) -> OneA:
         """The model in a repository of the Hugging Face Hub (``owner/name``) or in a local folder."""
-        from onea.model.storage.hub import fetched
+        from onea.model.storage.hub import fetch
 
-        with fetched(name, revision=revision, token=token) as folder:
+        with fetch(name, revision=revision, token=token) as folder:
             model = load(folder, **params)
-            for version in model.versions.kept:  # now, because the folder may be a temporary one
+            for version in model.versions.kept:  # read them now, because the folder may be temporary
                 model.state(version)
             return model
 

@@ -32,7 +32,7 @@ from onea.model.calibration import probabilities
 from onea.model.evaluation.metrics import Quality
 from onea.model.learning.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
-from onea.model.storage.layout import named
+from onea.model.storage.layout import with_name
 from onea.vit.onnx import (
     OPSET,
     Session,
@@ -281,7 +281,7 @@ def default_path(model: Path, to: str, precision: str) -> Path:
     >>> str(default_path(Path("shop.onea"), "onnx", "int8")), str(default_path(Path("shop.onea"), "torch", "fp32"))
     ('shop-int8.onnx', 'shop.pt2')
     """
-    folder = named(model)
+    folder = with_name(model)
     suffix = "" if precision == "fp32" else f"-{precision}"
     return folder.with_name(folder.name.removesuffix(".onea") + suffix + ENDINGS[to])
 

@@ -18,14 +18,8 @@ from onea.options import make_options, normalise_names
 from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import DEFAULT, check_image_size
 
-OPTIONS = (
-    "epochs",
-    "learning_rate",
-    "batch_size",
-    "rank",
-    "single_class",
-    "views",
-)  # these are also options of training and merge
+# Parameters that are options of training and merge.
+OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
 NETWORK = ("backbone", "depth", "image_size", "mirror")
 FIXED = (*NETWORK, "readout", *OPTIONS, "options", "preset")  # cannot change after the first update
 MACHINE = ("device", "precision", "threads", "verbose")  # not stored with a model

@@ -18,10 +18,8 @@ from onea.tensors import to_float64
 
 GOOD_ACCURACY = 0.9  # on the held-out images of a class; such a class needs no more images
 _MIN_MISTAKES = 3  # fewer may be chance
-_ABSORBED_SHARE, _ABSORBED_FACTOR = (
-    0.2,
-    2,
-)  # an absorbing class gets this share of all mistakes, and this multiple of a uniform share
+_ABSORBED_SHARE = 0.2  # of all mistakes, that an absorbing class gets at least
+_ABSORBED_FACTOR = 2  # multiple of a uniform share of the mistakes that it gets at least
 _MAX_NAMED = 3  # true classes of an absorbing class
 
 

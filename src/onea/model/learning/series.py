@@ -13,10 +13,8 @@ from onea.tensors import eigh, row_blocks
 MAX_GROUPS = 6  # of a class
 _MIN_COSINE = 0.3  # of two deviations in one series; with 10 or 80 classes of Grocery, half as many series or fewer
 _CHANCE = 4.0  # standard deviations; cosines of random directions have mean 0 and deviation 1 / sqrt(width)
-_COSINE_STEP, _MAX_COSINE = (
-    0.05,
-    0.95,
-)  # the threshold rises in steps, up to a maximum, if one series has most of a class
+_COSINE_STEP = 0.05  # by which the threshold rises while one series has most of a class
+_MAX_COSINE = 0.95  # beyond which the threshold does not rise
 _PARTS = 5  # parts of the classes; each one is whitened by the scatter of all others
 
 

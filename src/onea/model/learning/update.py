@@ -79,8 +79,9 @@ def learn(
 ) -> tuple[State, PhotoReport]:
     """The state after one more update, with images of new or known classes, and a report about the photos.
 
-    A photo that was taught before as the same class, or is a duplicate, is counted once and not used for evaluation. It
-    may train the adapter again. If all photos of a class are repeated, its statistics are then computed again.
+    A photo that was taught before as the same class, or is a duplicate, is counted once and not used for evaluation,
+    but it may train the adapter again. If that happens and all photos of a class are repeated, the statistics of the
+    class are computed again.
 
     ``started`` is the start time of the update; by default the time of the call.
 
@@ -152,7 +153,7 @@ def learn(
 def _train_and_merge(
     merged: MergedAdapter, state: State, images: UpdateImages, views: UpdateViews, name: str, seed: int
 ) -> tuple[MergedAdapter, dict[str, Any]]:
-    """The merged adapter after a new one was trained on the update, and a report for JSON."""
+    """Train a new adapter on the update and merge it; return the merged adapter and a report for JSON."""
     learner = AdapterLearner(views.vit, merging_options(state.options), views.runtime)
     stored = views.training_images()
     views.runtime.progress.start_task(len(state.updates), state.next_update, name)
@@ -169,12 +170,12 @@ def _train_and_merge(
 def _update_held_out(
     earlier: HeldOutImages, result: UpdateResult, images: UpdateImages
 ) -> tuple[HeldOutImages, HeldOutImages]:
-    """The held-out images of earlier updates that still are held out, and all of them with their new features."""
+    """The earlier held-out images that were not trained on now, and all held-out images with their new features."""
     fingerprints, new = images.repeats.fingerprints, images.evaluated
     updated = dataclasses.replace(earlier, features=result.state.features["held_out"])
     if result.report["trained"]:
-        untrained = earlier.has_none_of(fingerprints[images.trained])
-        earlier, updated = earlier[untrained], updated[untrained]
+        still_held_out = earlier.has_none_of(fingerprints[images.trained])
+        earlier, updated = earlier[still_held_out], updated[still_held_out]
         updated = updated.recompute_features(result.features, images.rows, fingerprints, images.repeated_classes)
     newer = HeldOutImages(result.features[:, new].transpose(0, 1), images.rows[new], fingerprints[new])
     return earlier, updated.with_newer(newer)
@@ -209,11 +210,11 @@ def _next_state(
 
 
 def _calibrate(learned: State, earlier: State, result: UpdateResult, images: UpdateImages) -> tuple[State, Accuracy]:
-    """The state with calibrated probabilities and familiarity, and the cross-validated accuracy on new images."""
+    """The state with calibrated probabilities and familiarity; also the cross-validated accuracy on new images."""
     new = images.new
     if not bool(new.any()):
         return learned, Accuracy(0, 0, 0)
-    # Images that an adapter was trained on are more familiar than others; held-out images measure by how much.
+    # Images that an adapter was trained on are more familiar than others; the held-out images show by how much.
     num_held_out = int(images.evaluated.sum()) + len(learned.held_out_signals)
     untrained = images.evaluated[new] & (result.report["trained"] and num_held_out >= MIN_IMAGES)
     before = _class_statistics(result.state_before_adding)
@@ -231,7 +232,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Accuracies for the history.
 
-    If nothing but the adapter was updated, the accuracy before the update is measured on the same images, too.
+    If only the adapter was updated, the accuracy before the update is measured on the same images, too.
     """
     overall = evaluate_held_out(state.classifier, learned.statistics, held_out_after)
     overall_before = cross_validated_before = None
@@ -254,7 +255,7 @@ def _measure(
 
 
 def _held_out_accuracy(state: State, result: UpdateResult, images: UpdateImages) -> Accuracy:
-    """Accuracy on the held-out images of the update, by statistics of the others."""
+    """Accuracy on the held-out images of the update, by statistics without them."""
     test, rows, training = images.evaluated, images.rows, images.new & images.trained
     if not bool(test.any()):
         return Accuracy(0, 0, 0)
@@ -265,7 +266,7 @@ def _held_out_accuracy(state: State, result: UpdateResult, images: UpdateImages)
 
 
 def _cross_validate(state: State, features: Tensor, images: UpdateImages) -> Accuracy:
-    """Cross-validated accuracy on repeated images that are all images of their classes."""
+    """Cross-validated accuracy on the images of the classes all of whose images are repeated."""
     classes, test = images.recompute
     if not bool(test.any()):
         return Accuracy(0, 0, 0)
@@ -287,15 +288,15 @@ def _copy_to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
 class UpdateViews:
     """Views of the images of an update: the whole image (view 0) and random crops.
 
-    Features of crops are computed in the precision of the training; the rounding is far smaller than the effect of
-    cropping. So are those of whole images, unless they are ``exact``: then in full precision, as for predictions.
+    Features of crops are computed in the precision of the training, as rounding matters far less than cropping. So are
+    those of whole images, unless ``exact``: then they are computed in full precision, as for predictions.
 
     Attributes:
         vit: the network to train with.
         runtime: the runtime to train with.
         earlier_adapter: the merged adapter before the update.
         num_views: the number of views of each image; if 1, the whole image is also used for the other views.
-        fixed: the views in the training, if it uses these alone.
+        fixed: the views that the training uses, if they are fixed; otherwise None.
     """
 
     def __init__(
@@ -349,7 +350,7 @@ class UpdateViews:
         return self._earlier_features
 
     def training_images(self) -> Images:
-        """The images as the training reads them."""
+        """The images in the storage that the training reads from."""
         if self.fixed is not None:
             return self.fixed.images
         return self._store(self.runtime.device, self.runtime.pixel_dtype)

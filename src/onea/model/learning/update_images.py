@@ -36,9 +36,9 @@ class UpdateImages:
         rows: the position of each image's class in ``classes``, ``[N]``.
         features: features with the adapter before the update, ``[N, width]``.
         series: the series of each image, numbered within its class, ``[N]``.
-        trained: images that the adapter may be trained on, ``bool [N]``; the others are held out.
+        trained: which images the adapter may be trained on, ``bool [N]``; the others are held out.
         repeats: repeated images, and all fingerprints.
-        repeated_classes: rows of classes all of whose earlier images are in this update again.
+        repeated_classes: rows of the classes all of whose earlier images are in this update again.
     """
 
     names: list[str]
@@ -83,12 +83,12 @@ class UpdateImages:
 
     @property
     def new(self) -> Tensor:
-        """Images that are added to the statistics, ``bool [N]``: those that are not repeated."""
+        """Which images are added to the statistics, ``bool [N]``: those that are not repeated."""
         return ~self.repeats.repeated
 
     @cached_property
     def evaluated(self) -> Tensor:
-        """Images that the accuracy is measured on, ``bool [N]``: held out, and no copies of other images."""
+        """Which images the accuracy is measured on, ``bool [N]``: held out, and not copies of other images."""
         return self.repeats.independent_of(self.trained)
 
     @property
@@ -118,7 +118,7 @@ def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: f
 
 
 def _restore_split(trained: Tensor, rows: Tensor, taught_before: Tensor, held_before: Tensor) -> Tensor:
-    """Images that the adapter may be trained on: of the repeated ones, those that were not held out before.
+    """Which images the adapter may be trained on: of the repeated ones, those that were not held out before.
 
     If all repeated images of a class were held out, or none, the new split is used.
 
@@ -148,5 +148,5 @@ def class_names(batch: DecodedImages, state: State) -> list[str]:
 
 
 def has_integer_labels(state: State, batch: DecodedImages) -> bool:
-    """Whether labels of the first update are whole numbers."""
+    """Whether the labels of the first update were whole numbers."""
     return state.integer_labels if state.classes else batch.integer_labels

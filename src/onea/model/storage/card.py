@@ -89,7 +89,7 @@ def card(state: State, name: str) -> str:
 
 
 def _unknown(state: State) -> str:
-    """The section about the detection of unknown images, if it is calibrated."""
+    """The section on the detection of unknown images; empty if that is not calibrated."""
     if not len(state.held_out_signals):
         return ""
     if len(state.classes) == 1:
@@ -104,13 +104,13 @@ def _unknown(state: State) -> str:
 
 def history_table(updates: Sequence[Update]) -> list[str]:
     """The history as lines of a Markdown table."""
-    heads = "| version | date | update | classes | images | known | held-out accuracy | overall | seconds |"
+    header = "| version | date | update | classes | images | known | held-out accuracy | overall | seconds |"
     rows = ("| " + " | ".join(map(_escaped, history_row(update))) + " |" for update in updates)
-    return [heads, "|" + "---|" * 9, *rows]
+    return [header, "|" + "---|" * 9, *rows]
 
 
 def history_row(update: Update) -> tuple[str, ...]:
-    """One update as cells: version, date, update, classes, images, known, held-out accuracy, overall, seconds."""
+    """The cells of one update, in the columns of ``history_table``."""
     version, date, known = str(update["version"]), update["date"][:16].replace("T", " "), str(update["known"])
     names = update["classes"]
     if update["kind"] == "forget":

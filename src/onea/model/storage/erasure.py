@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Erasure: remove classes from all versions and names from the history; adapter and covariance are unchanged."""
+"""Erasure: remove classes from a model and their names from its history; adapter and covariance are unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNNAMED = "(forgotten)"  # replaces the name of a class in a history
 
 
 def erase(state: State, names: Sequence[str], version: int, date: str) -> State:
-    """The next state, without these classes and without their names, including classes that were forgotten before.
+    """The next state without these classes and without their names; classes that were forgotten before may be given.
 
     Undo must not go back beyond this version, because earlier versions contain the classes.
     """
@@ -32,7 +32,7 @@ def erase(state: State, names: Sequence[str], version: int, date: str) -> State:
 
 
 def _check_mentioned(name: str, state: State) -> None:
-    """Raise an error for a class that the model does not mention, or whose images are in another class."""
+    """Refuse a name that the model does not contain, or a class whose images are in another class now."""
     if name in state.classes:
         return
     mentioned = dict.fromkeys([*state.classes, *(name for update in state.updates for name in update["classes"])])
@@ -46,7 +46,7 @@ def _check_mentioned(name: str, state: State) -> None:
 
 
 def _classes_with_images_of(name: str, updates: Sequence[Update]) -> set[str]:
-    """The classes with images that were taught as this one, after renaming and merging."""
+    """The classes that now have the images that were taught as this one, after renaming and merging."""
     classes: set[str] = set()
     for update in updates:
         if update["kind"] == "rename":
@@ -89,7 +89,7 @@ def _remove_names(update: Update, names: Collection[str]) -> Update:
 
 
 def _number_names(images: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
-    """Numbers of images of each class, with some names replaced by numbers; weights of a merge stay the same.
+    """Numbers of images of each class, with some names replaced by numbers, so that merges are weighted as before.
 
     >>> _number_names({"apple": 5, " 1": 4, "pear": 3}, {"pear"})
     {'apple': 5, ' 1': 4, ' 2': 3}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model folder ``NAME.onea/``: a folder for each version, and ``model.json`` with the valid versions.
 
-``layout`` has the names of the files and ``validation`` checks their contents. The current version is read when a
-folder is opened, an earlier one when it is restored, so the time does not depend on the number of versions.
+The names of the files are in ``layout``, checks of their contents in ``validation``. The current version is read when
+a folder is opened, an earlier one when it is restored, so the time does not depend on the number of versions.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_BFLOAT16 = ("factors", "background", "held_out_features")  # their values are exact in it
-_OPTIONAL = {  # not written if empty, and then restored as these; the background is as wide as the network
+_BFLOAT16 = ("factors", "background", "held_out_features")  # tensors whose values are exact in bfloat16
+_OPTIONAL = {  # not written if empty, and then restored with these defaults, like the background, whose width varies
     "fingerprints": NO_FINGERPRINTS,
     "fingerprint_rows": NO_ROWS,
     "held_out_features": NO_FEATURES,
@@ -141,7 +141,7 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
 
 
 def model_params(model: OneA) -> dict[str, Any]:
-    """The parameters that are stored with a model: without those of the machine, and the backbone without a path."""
+    """The parameters that are stored with a model: not those of the machine, and the backbone without its path."""
     params = {name: to_python(value) for name, value in model.get_params().items() if name not in MACHINE}
     return params | {"backbone": model.snapshot().state.backbone["name"]}
 
@@ -152,15 +152,15 @@ def change(path: Path, next_state: Callable[[State, int, str], State], keep: int
     Args:
         path: the model folder.
         next_state: computes the next state from the current one, the number of the next version and the time.
-        keep: earlier versions to keep; None is the number that the model keeps.
+        keep: number of earlier versions to keep; by default the model's own.
     """
     read_manifest(path)
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
         current = read_state(path, manifest.versions.current)
-        if current.is_erasure:  # the process may have been killed before it removed everything
-            _clean_up(path, current, manifest.versions, card_files(current, layout.named(path).name))
+        if current.is_erasure:  # its process may have been killed before everything was removed
+            _clean_up(path, current, manifest.versions, card_files(current, layout.with_name(path).name))
         state = next_state(current, manifest.versions.next, utc_timestamp())
         versions = manifest.versions.committed(manifest.params["keep"] if keep is None else keep)
         write(path, state, Manifest(versions, manifest.params), [state])
@@ -195,7 +195,7 @@ def read_manifest(path: Path) -> Manifest:
     place = path / layout.MANIFEST
     content = read_regular(place, validation.MAX_JSON_BYTES)
     with _damage_as_error(path, place, "restore the folder from a copy"):
-        kept, counter, params = validation.manifest_values(content)
+        kept, counter, params = validation.parse_manifest(content)
         # Users may have removed earlier versions, to save space or because they are damaged.
         earlier = (version for version in kept[:-1] if os.path.lexists(state_folder(path, version)))
         return Manifest(Versions((*earlier, *kept[-1:]), counter), params)
@@ -204,7 +204,7 @@ def read_manifest(path: Path) -> Manifest:
 def read_current(path: Path) -> tuple[Manifest, State]:
     """The content of ``model.json`` and the current version.
 
-    The folder is read again if another process removes that version meanwhile.
+    If another process removes that version meanwhile, the folder is read again.
     """
     manifest = read_manifest(path)
     while True:
@@ -217,10 +217,10 @@ def read_current(path: Path) -> tuple[Manifest, State]:
 
 
 def verify(path: Path) -> tuple[int, ...]:
-    """Read every version in a model folder; returns their numbers.
+    """Read every version in a model folder; return their numbers.
 
     Raises:
-        OneaError: one is damaged; of several, the newest.
+        OneaError: a version is damaged; the error is about the newest such one.
     """
     manifest, current = read_current(path)
     for version in reversed(manifest.versions.kept[:-1]):
@@ -229,7 +229,7 @@ def verify(path: Path) -> tuple[int, ...]:
 
 
 def read_id(path: Path, version: int) -> str:
-    """The id of a version, which differs from that of other models with the same version number."""
+    """The id of a version, which distinguishes it from versions of other models with the same number."""
     return str(_read_values(path, version)["id"])
 
 
@@ -239,7 +239,7 @@ def read_state(path: Path, version: int) -> State:
     _check_exists(path, folder / layout.TENSORS)
     file, size = open_regular(folder / layout.TENSORS)
     with file, _damage_as_error(path, folder):
-        return _state(values, validation.read_tensors(file, size, values))
+        return _build_state(values, validation.read_tensors(file, size, values))
 
 
 def _read_values(path: Path, version: int) -> dict[str, Any]:
@@ -250,11 +250,11 @@ def _read_values(path: Path, version: int) -> dict[str, Any]:
     _check_exists(path, folder / layout.STATE)
     content = read_regular(folder / layout.STATE, validation.MAX_JSON_BYTES)
     with _damage_as_error(path, folder):
-        return validation.state_values(content, version)
+        return validation.parse_state(content, version)
 
 
 def _check_exists(path: Path, file: Path) -> None:
-    """Report a missing file of a version like other damage, which undo may repair."""
+    """Report a missing file of a version like any other damage, from which undo may recover."""
     with _damage_as_error(path, file.parent):
         if check_regular(file) is None:
             raise DamagedFile(f"{file.name} is missing")
@@ -262,10 +262,10 @@ def _check_exists(path: Path, file: Path) -> None:
 
 @contextmanager
 def _damage_as_error(path: Path, place: Path, remedy: str = _RESTORE) -> Iterator[None]:
-    """Raise damage of a file or folder as an error with a remedy."""
+    """Turn exceptions about a damaged file or folder into an ``OneaError`` with a remedy."""
     try:
         yield
-    except validation.OtherFormat as reason:
+    except validation.UnsupportedFormat as reason:
         raise OneaError(f"{path} {reason}.") from reason
     except DamagedFile as reason:
         raise OneaError(f"{place} is damaged ({reason}); {remedy}.") from reason
@@ -274,7 +274,7 @@ def _damage_as_error(path: Path, place: Path, remedy: str = _RESTORE) -> Iterato
 
 
 def write(path: Path, current: State, manifest: Manifest, new: Sequence[State] = ()) -> None:
-    """Write new versions, then ``model.json``, then remove versions that are no longer valid. Needs the lock.
+    """Write new versions, then ``model.json``, then remove versions that are no longer valid. The lock must be held.
 
     Args:
         path: the model folder.
@@ -284,8 +284,8 @@ def write(path: Path, current: State, manifest: Manifest, new: Sequence[State] =
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     content = validation.dump({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
-    _check_readable(lambda: validation.manifest_values(content))
-    card = card_files(current, layout.named(path).name)
+    _check_readable(lambda: validation.parse_manifest(content))
+    card = card_files(current, layout.with_name(path).name)
     try:
         layout.begin_first_save(path)
         for state in new:
@@ -305,7 +305,7 @@ def _clean_up(path: Path, current: State, versions: Versions, card: Mapping[str,
     """Remove other versions and write the model card.
 
     Raises:
-        OneaError: a file cannot be removed or written, and may contain a class that was forgotten everywhere.
+        OneaError: a file that may contain a class forgotten everywhere cannot be removed or written.
     """
     # After any other update a failure is harmless, because the next update tries again.
     with nullcontext() if current.is_erasure else suppress(OneaError):
@@ -316,20 +316,20 @@ def _clean_up(path: Path, current: State, versions: Versions, card: Mapping[str,
             raise OneaError(f"The class was removed from the model, but {left[0]} may contain it; remove that file.")
 
 
-def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
+def _build_state(values: Mapping[str, Any], tensors: Tensors) -> State:
     """A state from the content of its two files."""
-    absent = {"background": tensors["prototypes"][:0], **_OPTIONAL}
-    tensors = absent | {name: value.float() if name in _BFLOAT16 else value for name, value in tensors.items()}
+    defaults = {"background": tensors["prototypes"][:0], **_OPTIONAL}
+    tensors = defaults | {name: value.float() if name in _BFLOAT16 else value for name, value in tensors.items()}
     return State(
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
         | {name: tensors[name] for name in _TENSORS},
-        statistics=_statistics(values, tensors),
+        statistics=_build_statistics(values, tensors),
         adapter=select_prefix(_ADAPTER, tensors),
     )
 
 
-def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
+def _build_statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
     empty = empty_statistics(values["readout"], tensors["prototypes"].shape[1])
     return empty.from_state_dict(tensors | {"freedom": torch.tensor(values["freedom"])})
 
@@ -345,12 +345,12 @@ def _write_state(path: Path, state: State) -> None:
     values |= {"format": FORMAT, "freedom": state.statistics.degrees_of_freedom}
     description = validation.dump(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
-    def read() -> None:
-        checked = validation.state_values(description, state.version)
+    def validate() -> None:
+        checked = validation.parse_state(description, state.version)
         validation.check_shapes(io.BytesIO(content), len(content), checked)
         validation.check_numbers(tensors)
 
-    _check_readable(read)
+    _check_readable(validate)
     target = state_folder(path, state.version)
     partial = target.parent / f".partial-{secrets.token_hex(4)}"
     try:
@@ -367,7 +367,7 @@ def _write_state(path: Path, state: State) -> None:
 
 
 def _check_readable(read: Callable[[], object]) -> None:
-    """Refuse to write a model that could not be read again."""
+    """Refuse to write a model that could not be read again, as ``read`` raises an error."""
     try:
         read()
     except DamagedFile as reason:

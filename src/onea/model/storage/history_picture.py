@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a model as a picture.
 
-It is drawn after every update with Pillow, because importing matplotlib takes half a second, a quarter of the time to
+It is drawn after every update, with Pillow, because importing matplotlib takes half a second: a quarter of the time to
 learn one more class.
 """
 
@@ -19,17 +19,17 @@ from onea.metrics import wilson_interval
 from onea.model.state import Update
 from onea.presentation.style import GRID, INK, MUTED, PALETTE
 
-MAX_UPDATES = 60  # updates that are shown, the newest
+MAX_UPDATES = 60  # the newest updates are shown
 SIZE = (1184, 672)
 _SCALE = 2  # drawn larger and reduced for antialiasing
 _LEFT, _RIGHT, _HEIGHT = 70, 1164, 246  # of both panels
 _TOPS = 56, 362
 _TEXT, _DOT, _LINE = 19, 7, 3
-_TICKS, _MIN_STEPS = 5, 4  # lines of a scale; updates for which there is room at least
+_TICKS, _MIN_STEPS = 5, 4  # about this number of lines on a scale; room for at least this number of updates
 
 
 class _Measure(NamedTuple):
-    """An accuracy on held-out images: its fields in an update, its horizontal offset, colour and name."""
+    """An accuracy on held-out images: its fields in an update, and its horizontal offset, colour and name."""
 
     accuracy: str
     images: str
@@ -48,8 +48,8 @@ def history_picture(updates: Sequence[Update]) -> bytes:
     """A PNG with two panels over the updates: new and known classes; held-out accuracy."""
     shown = updates[-MAX_UPDATES:]
     canvas = _Canvas(max(len(shown), _MIN_STEPS))
-    _classes(canvas, shown)
-    _held_out(canvas, shown)
+    _draw_classes(canvas, shown)
+    _draw_accuracies(canvas, shown)
     for step, update in enumerate(shown):
         if len(shown) <= 20 or step % 5 == 0:
             canvas.text((canvas.x(step), _TOPS[1] + _HEIGHT + 8), str(update["version"]), "ma")
@@ -57,7 +57,7 @@ def history_picture(updates: Sequence[Update]) -> bytes:
     return canvas.png()
 
 
-def _classes(canvas: _Canvas, updates: Sequence[Update]) -> None:
+def _draw_classes(canvas: _Canvas, updates: Sequence[Update]) -> None:
     panel = _Panel(_TOPS[0], ticks(max((update["known"] for update in updates), default=0)))
     canvas.frame(panel, "classes", [("new", PALETTE[0]), ("known", PALETTE[1])])
     for step, update in enumerate(updates):
@@ -70,7 +70,7 @@ def _classes(canvas: _Canvas, updates: Sequence[Update]) -> None:
         canvas.dot(point, PALETTE[1])
 
 
-def _held_out(canvas: _Canvas, updates: Sequence[Update]) -> None:
+def _draw_accuracies(canvas: _Canvas, updates: Sequence[Update]) -> None:
     panel = _Panel(_TOPS[1], range(0, 101, 20))
     shown = [measure for measure in _MEASURES if any(update.get(measure.accuracy) is not None for update in updates)]
     canvas.frame(panel, "held-out accuracy, %", [(measure.name, measure.colour) for measure in shown])
@@ -81,21 +81,21 @@ def _held_out(canvas: _Canvas, updates: Sequence[Update]) -> None:
                 continue
             # Dots with confidence intervals; between accuracies on few photos, lines would mislead.
             low, high = wilson_interval(round(accuracy * update[measure.images]), update[measure.images])
-            place = canvas.x(step + measure.offset)
-            canvas.line([(place, panel.y(100 * low)), (place, panel.y(100 * high))], measure.colour)
-            canvas.dot((place, panel.y(100 * accuracy)), measure.colour)
+            x = canvas.x(step + measure.offset)
+            canvas.line([(x, panel.y(100 * low)), (x, panel.y(100 * high))], measure.colour)
+            canvas.dot((x, panel.y(100 * accuracy)), measure.colour)
 
 
-def ticks(most: int) -> range:
-    """A few round numbers from zero to at least ``most``.
+def ticks(maximum: int) -> range:
+    """A few round numbers from zero to at least ``maximum``.
 
-    >>> [list(ticks(most)) for most in (0, 3, 21)]
+    >>> [list(ticks(maximum)) for maximum in (0, 3, 21)]
     [[0, 1], [0, 1, 2, 3], [0, 5, 10, 15, 20, 25]]
     """
-    rough = max(most, 1) / _TICKS
-    magnitude = 10 ** max(0, math.floor(math.log10(rough)))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
-    return range(0, step * math.ceil(max(most, 1) / step) + 1, step)
+    min_step = max(maximum, 1) / _TICKS
+    magnitude = 10 ** max(0, math.floor(math.log10(min_step)))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= min_step)
+    return range(0, step * math.ceil(max(maximum, 1) / step) + 1, step)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Canvas:
         self._draw = ImageDraw.Draw(self._image)
         self._font = ImageFont.load_default(_TEXT * _SCALE)
         self._step = (_RIGHT - _LEFT) / steps
-        self._radius = min(_DOT, 0.28 * self._step)  # dots of neighbours stay apart
+        self._radius = min(_DOT, 0.28 * self._step)  # so that neighbouring dots do not touch
 
     def x(self, step: float) -> float:
         """The horizontal position of an update, counted from zero."""
@@ -134,16 +134,16 @@ class _Canvas:
         for tick in panel.ticks:
             self.line([(_LEFT, panel.y(tick)), (_RIGHT, panel.y(tick))], GRID if tick else MUTED, 1)
             self.text((_LEFT - 10, panel.y(tick)), str(tick), "rm")
-        middle, place = panel.top - 26, _LEFT + 4.0
-        place += self.text((place, middle), title, "lm") + 34
+        x, y = _LEFT + 4.0, panel.top - 26
+        x += self.text((x, y), title, "lm") + 34
         for name, colour in names:
-            self.dot((place, middle), colour)
-            place += 16 + self.text((place + 16, middle), name, "lm") + 34
+            self.dot((x, y), colour)
+            x += 16 + self.text((x + 16, y), name, "lm") + 34
 
-    def text(self, place: tuple[float, float], words: str, anchor: str) -> float:
-        """Draw a text; returns its width."""
-        self._draw.text(_scaled(place), words, INK, self._font, anchor)
-        return self._draw.textlength(words, self._font) / _SCALE
+    def text(self, point: tuple[float, float], text: str, anchor: str) -> float:
+        """Draw a text; return its width."""
+        self._draw.text(_scaled(point), text, INK, self._font, anchor)
+        return self._draw.textlength(text, self._font) / _SCALE
 
     def line(self, points: Sequence[tuple[float, float]], colour: str, width: int = _LINE) -> None:
         """Draw a line through points."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
 from onea.model.storage.folder import Manifest, model_params, write
-from onea.model.storage.layout import FILES, holds_model
+from onea.model.storage.layout import MODEL_FILES, holds_model
 from onea.model.versions import Versions
 from onea.vit.network_config import licence_terms
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Upload the current version, and create the repository if necessary. Returns its address.
+    """Upload the current version, and create the repository if necessary; return its address.
 
     Warns if the licence of the network's weights has terms for models made with them.
     """
@@ -34,8 +34,8 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
     state = model.snapshot().state
     if (licence := state.backbone.get("licence")) and (terms := licence_terms(licence)):
         warnings.warn(f"The model was made with weights licensed under {licence}. {terms}", stacklevel=3)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
         write(
             folder,
             state,
@@ -44,42 +44,44 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
         )
         try:
             huggingface_hub.create_repo(repo, private=private, token=token, exist_ok=True)
-            done: Any = huggingface_hub.upload_folder(
+            url: Any = huggingface_hub.upload_folder(
                 repo_id=repo, folder_path=folder, token=token, commit_message=f"Version {state.version}"
             )
         except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-            raise _failed(repo, "uploaded", error) from error
-    return str(done)
+            raise _transfer_error(repo, "uploaded", error) from error
+    return str(url)
 
 
 @contextmanager
-def fetched(name: str, *, revision: str | None = None, token: str | None = None) -> Iterator[Path]:
-    """The model folder at a local path, or in a (revision of a) repository of the Hub."""
+def fetch(name: str, *, revision: str | None = None, token: str | None = None) -> Iterator[Path]:
+    """The model folder at a local path, or a temporary copy of one in a repository of the Hub."""
     import huggingface_hub
 
     if revision is None and holds_model(Path(name)):
         yield Path(name)
         return
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / f"{name.split('/')[-1].removesuffix('.onea')}.onea"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / f"{name.split('/')[-1].removesuffix('.onea')}.onea"
         try:
-            found = huggingface_hub.snapshot_download(name, revision=revision, token=token, allow_patterns=list(FILES))
-            _copy(Path(found), folder)
+            cached = huggingface_hub.snapshot_download(
+                name, revision=revision, token=token, allow_patterns=list(MODEL_FILES)
+            )
+            _copy(Path(cached), folder)
         except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-            raise _failed(name, "downloaded", error) from error
+            raise _transfer_error(name, "downloaded", error) from error
         yield folder
 
 
-def _copy(fetched: Path, folder: Path) -> None:
-    """Copy the files of a model from the cache of the Hub, which consists of links; a model folder must have none."""
+def _copy(cached: Path, folder: Path) -> None:
+    """Copy the files of a model from the cache of the Hub, which contains links; a model folder must not."""
     folder.mkdir()
-    for file in (file for pattern in FILES for file in fetched.glob(pattern)):
-        target = folder / file.relative_to(fetched)
+    for file in (file for pattern in MODEL_FILES for file in cached.glob(pattern)):
+        target = folder / file.relative_to(cached)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
 
 
-def _failed(name: str, what: str, error: Exception) -> OneaError:
+def _transfer_error(name: str, action: str, error: Exception) -> OneaError:
     lines = str(error).strip().splitlines()
     reason = (lines[0] if lines else type(error).__name__).rstrip(".:")
-    return OneaError(f"{name} could not be {what} ({reason}); check its name, your token and the network.")
+    return OneaError(f"{name} could not be {action} ({reason}); check its name, your token and the network.")

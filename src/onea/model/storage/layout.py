@@ -5,10 +5,10 @@ model.json                    format, valid versions (the last one is current), 
 states/000007/state.json      classes, updates, backbone, options, calibration
 states/000007/state.safetensors
 README.md, history.png        the model card
-lock                          of the process that writes
+lock                          held by the process that writes
 
-A folder may come from an untrusted source. Links, pipes and devices with these names are refused, and no other file is
-ever removed.
+A folder may come from an untrusted source. Links, pipes and devices with these names are refused, and files with other
+names are never removed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ STATE, TENSORS = "state.json", "state.safetensors"
 FORMAT = 5  # of model.json and state.json
 LAST_VERSION = 999_999  # names of versions have six digits
 _VERSION = "[0-9]" * 6
-FILES = (MANIFEST, f"{STATES}/{_VERSION}/{STATE}", f"{STATES}/{_VERSION}/{TENSORS}")  # that make a model, as globs
+# Glob patterns of the files that a model needs.
+MODEL_FILES = (MANIFEST, f"{STATES}/{_VERSION}/{STATE}", f"{STATES}/{_VERSION}/{TENSORS}")
 # Marks an incomplete first save. Versions without this file and without model.json belong to a damaged model, which
 # must not be overwritten.
 _FIRST_SAVE = ".first-save.partial"
-_VERSIONS = re.compile(rf"{_VERSION}|\.partial-\w+")  # complete or partial
+_VERSION_FOLDER = re.compile(rf"{_VERSION}|\.partial-\w+")  # complete or partial
 
 
 def _partial_of(*names: str) -> re.Pattern[str]:
-    """The temporary files of ``write_atomically`` that remain after a kill."""
+    """A pattern of the temporary files that ``write_atomically`` leaves if its process is killed."""
     return re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9]+\.partial")
 
 
-_FILES, _PARTIAL_FILES = (MANIFEST, CARD, PICTURE, LOCK), _partial_of(MANIFEST, CARD, PICTURE, _FIRST_SAVE)
+_TOP_FILES, _PARTIAL_TOP_FILES = (MANIFEST, CARD, PICTURE, LOCK), _partial_of(MANIFEST, CARD, PICTURE, _FIRST_SAVE)
 _STATE_FILES = (STATE, TENSORS, CARD, PICTURE)
 _PARTIAL_STATE_FILES = _partial_of(*_STATE_FILES)
 
@@ -51,10 +52,10 @@ def state_folder(path: Path, version: int) -> Path:
     return path / STATES / f"{version:06d}"
 
 
-def named(path: Path) -> Path:
-    """The path with the name of the folder, also for ``.`` and ``..``.
+def with_name(path: Path) -> Path:
+    """The path with the name of the folder, even for ``.`` and ``..``.
 
-    >>> named(Path("shop.onea")).name, named(Path(".")) == Path.cwd().resolve()
+    >>> with_name(Path("shop.onea")).name, with_name(Path(".")) == Path.cwd().resolve()
     ('shop.onea', True)
     """
     return path if path.name not in ("", "..") else path.resolve()
@@ -79,7 +80,7 @@ def check_can_hold(path: Path) -> None:
             f"{path} has versions of a model ({versions[0].name}) and no {MANIFEST}; restore it from a copy, or choose "
             "another folder."
         )
-    if any(name not in (LOCK, STATES, _FIRST_SAVE) and not _PARTIAL_FILES.fullmatch(name) for name in names):
+    if any(name not in (LOCK, STATES, _FIRST_SAVE) and not _PARTIAL_TOP_FILES.fullmatch(name) for name in names):
         raise OneaError(f"{path} is not empty and contains no model; choose another folder.")
 
 
@@ -91,13 +92,13 @@ def begin_first_save(path: Path) -> None:
 
 
 def remove_other_versions(path: Path, versions: Collection[int]) -> None:
-    """Remove all other versions and partial files. Needs the lock."""
+    """Remove all other versions and partial files. The lock must be held."""
     kept = {state_folder(path, version) for version in versions}
     for version in _version_folders(path):
         if version not in kept:
             remove_version(version)
     for place in _entries(path):
-        if place.name == _FIRST_SAVE or _PARTIAL_FILES.fullmatch(place.name):
+        if place.name == _FIRST_SAVE or _PARTIAL_TOP_FILES.fullmatch(place.name):
             with suppress(OSError):
                 place.unlink()
     with suppress(OSError):  # only if empty
@@ -129,8 +130,8 @@ def _version_files(folder: Path) -> list[Path]:
 
 
 def _model_files(path: Path) -> Iterator[Path]:
-    """Possible files of a model; the folders in their paths are checked to be no links."""
-    yield from (path / name for name in (*_FILES, _FIRST_SAVE))
+    """Paths that files of a model may have; the folders on these paths are checked not to be links."""
+    yield from (path / name for name in (*_TOP_FILES, _FIRST_SAVE))
     for version in _version_folders(path):
         yield from (version / name for name in _STATE_FILES)
 
@@ -139,7 +140,7 @@ def _version_folders(path: Path) -> Iterator[Path]:
     """The folders of versions, complete or partial."""
     if check_regular(path / STATES, folder=True):
         for place in _entries(path / STATES):
-            if _VERSIONS.fullmatch(place.name):
+            if _VERSION_FOLDER.fullmatch(place.name):
                 check_regular(place, folder=True)
                 yield place
 
@@ -155,7 +156,7 @@ def _entries(folder: Path) -> list[Path]:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a model folder; the folder is created if necessary.
 
-    A new lock file is removed again if no model was saved, and so is an empty new folder.
+    If no model was saved, a new lock file is removed again, and a new folder if it is empty.
 
     Raises:
         OneaError: another process holds the lock.

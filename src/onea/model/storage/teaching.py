@@ -15,7 +15,7 @@ from onea.model.storage.folder import save
 from onea.model.storage.layout import check_can_hold, holds_model, locked
 from onea.runtime import Progress
 
-_FOR_NEW = ("image_size", "preset", "epochs", "seed")
+_FIXED_AT_FIRST = ("image_size", "preset", "epochs", "seed")
 
 
 def teach_folder(
@@ -37,33 +37,33 @@ def teach_folder(
         OneaError: the model, the photos or the arguments are invalid; the model folder is unchanged.
     """
     check_folder(folder, "images of none of the classes" if background else CLASS_FOLDERS)
-    _check_apart(path, folder)
+    _check_outside(path, folder)
     with locked(path):
         check_can_hold(path)
-        model = _opened(path, params, machine)
+        model = _load_or_create(path, params, machine)
         learn = model.learn_background if background else model.learn
         learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
         save(model, path, have_lock=True)
     return model
 
 
-def _check_apart(path: Path, folder: Path) -> None:
+def _check_outside(path: Path, folder: Path) -> None:
     """Refuse a model inside the folder of photos, where its picture would be read as a photo."""
-    place, photos = path.resolve(), folder.resolve()
-    if photos in place.parents and not any(part.startswith(".") for part in place.relative_to(photos).parts):
+    model, photos = path.resolve(), folder.resolve()
+    if photos in model.parents and not any(part.startswith(".") for part in model.relative_to(photos).parts):
         raise OneaError(
             f"{path} is inside {folder}, where every folder is read as photos; choose a place outside it for the model."
         )
 
 
-def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -> OneA:
+def _load_or_create(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -> OneA:
     if not holds_model(path):
         return OneA(**params, **machine)
     model = load_for(path, backbone=params.get("backbone"), **machine)
     check_preset(params.get("preset", model.preset))
-    made = model.get_params()
-    for name in _FOR_NEW:
-        if params.get(name, made[name]) != made[name]:
-            setting = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
+    stored = model.get_params()
+    for name in _FIXED_AT_FIRST:
+        if params.get(name, stored[name]) != stored[name]:
+            setting = f"without {name}" if stored[name] is None else f"with {name} {stored[name]}"
             raise OneaError(f"{path} was created {setting}; leave out {name}=, or teach a new model.")
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

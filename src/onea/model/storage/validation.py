@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of a model folder: checksums, versions, parameters, history, and the shapes and numbers of tensors.
 
-Files may be damaged or malicious; the reason for refusing one becomes part of an error message. The same checks are
-made before a version is written. The header of a tensor file is checked before its data are read.
+Files may be damaged or malicious; the reason for refusing one becomes part of an error message. The same checks apply
+before a version is written. The header of a tensor file is checked before its data is read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MAX_BLOCKS = 1000
 _MAX_PATH = 4_096
 _MAX_HEADER_BYTES = 16 * 2**20
 _MAX_WIDTH = 16_384  # of the features of a network
-_MAX_SIGNAL = 1e12  # of familiarity; the variance of larger ones overflows float32
+_MAX_SIGNAL = 1e12  # the variance of larger signals overflows float32
 _SIDES = range(1, 8193)  # of images, in pixels
-_TEMPERATURES = Range(ge=1e-6, le=1e3)  # fitted ones lie between 0.001 and 1
+_TEMPERATURES = Range(ge=1e-6, le=1e3)  # fitted temperatures lie between 0.001 and 1
 _BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
 _TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 
@@ -138,19 +138,19 @@ class _Rename(_Update):
 _UPDATES = {"learn": _Learn, "background": _Background, "forget": _Forget, "rename": _Rename}
 
 
-class OtherFormat(DamagedFile):
+class UnsupportedFormat(DamagedFile):
     """The file has a format that this version of onea does not read."""
 
 
 def dump(content: Mapping[str, Any]) -> bytes:
-    """A JSON file with these values and their checksum."""
-    written = dump_with_checksum(content)
-    if len(written) > MAX_JSON_BYTES:
+    """The content of a JSON file with these values and their checksum."""
+    serialised = dump_with_checksum(content)
+    if len(serialised) > MAX_JSON_BYTES:
         raise OneaError(f"The model has more than {MAX_JSON_BYTES >> 20} MB of names and history; use shorter names.")
-    return written
+    return serialised
 
 
-def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any]]:
+def parse_manifest(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any]]:
     """Versions, counter and parameters in ``model.json``."""
     values = _load(content)
     _check(values, _Manifest)
@@ -162,7 +162,7 @@ def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any
     return tuple(versions), counter, _params(values["params"])
 
 
-def state_values(content: bytes, version: int) -> dict[str, Any]:
+def parse_state(content: bytes, version: int) -> dict[str, Any]:
     """The values in ``state.json`` of a version."""
     values = _load(content)
     if isinstance(values.get("updates"), list):
@@ -199,9 +199,9 @@ def _load(content: bytes) -> dict[str, Any]:
     if not matches(number, Count):
         raise DamagedFile("it has no format")
     if number > FORMAT:  # type: ignore[operator]
-        raise OtherFormat(f"has format {number}, but onea {__version__} reads format {FORMAT}; update onea")
+        raise UnsupportedFormat(f"has format {number}, but onea {__version__} reads format {FORMAT}; update onea")
     if number < FORMAT:  # type: ignore[operator]
-        raise OtherFormat(f"was made before the first release of onea (format {number}); teach a new model")
+        raise UnsupportedFormat(f"was made before the first release of onea (format {number}); teach a new model")
     verify_checksum(values)
     return values
 
@@ -221,10 +221,12 @@ def _params(values: dict[str, Any]) -> dict[str, Any]:
     params = {name: default for name, default in Parameters.defaults().items() if name not in MACHINE}
     for name, value in values.items():
         if name not in params:
-            raise OtherFormat(f"has a parameter {name!r:.80}, which onea {__version__} does not have; update onea")
-        # Python treats 2.0 like 2 and 1 like True, so users may have given these.
-        equal = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
-        valid = [candidate for candidate in (value, *equal) if matches(candidate, hints[name])]
+            raise UnsupportedFormat(
+                f"has a parameter {name!r:.80}, which onea {__version__} does not have; update onea"
+            )
+        # In Python, 2.0 equals 2 and 1 equals True, so users may have set either.
+        equivalents = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
+        valid = [candidate for candidate in (value, *equivalents) if matches(candidate, hints[name])]
         if not valid:
             raise DamagedFile(f"its parameter '{name}' is {value!r:.80}")
         params[name] = valid[0]
@@ -255,8 +257,8 @@ def _check_preprocess(values: dict[str, Any]) -> None:
         if problem := mismatch(values[name], hints[name], name):
             raise DamagedFile(problem)
     size, resize = values["size"], values.get("resize", 0)
-    least = 0 if values.get("geometry", "direct") == "direct" else size
-    sizes_fit = size in _SIDES and values["side"] in _SIDES and least <= resize <= _SIDES[-1]
+    min_resize = 0 if values.get("geometry", "direct") == "direct" else size
+    sizes_fit = size in _SIDES and values["side"] in _SIDES and min_resize <= resize <= _SIDES[-1]
     if not sizes_fit or min(values["std"]) <= 0:
         raise DamagedFile("its preprocessing of images is invalid")
 
@@ -276,7 +278,7 @@ def _check(values: Any, fields: Any) -> None:
 
 
 def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors:
-    """The tensors of a state; read only if their shapes match its ``state.json``."""
+    """The tensors of a state; they are read only if their shapes match ``state.json``."""
     expected = check_shapes(file, size, state)
     file.seek(0)
     content = file.read(size)
@@ -336,8 +338,10 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
             f"adapter.blocks.{block}.up.weight": ("F32", (width, options.rank)),
             f"adapter.blocks.{block}.up.bias": ("F32", (width,)),
         }
-    if wrong := sorted(name for name in declared.keys() | expected.keys() if declared.get(name) != expected.get(name)):
-        raise DamagedFile(f"tensor {wrong[0]!r:.80} does not have the expected type and shape")
+    if unexpected := sorted(
+        name for name in declared.keys() | expected.keys() if declared.get(name) != expected.get(name)
+    ):
+        raise DamagedFile(f"tensor {unexpected[0]!r:.80} does not have the expected type and shape")
     if data_bytes != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in expected.values()):
         raise DamagedFile("the file of tensors is too short or too long")
     return expected
@@ -346,11 +350,11 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
 def _background_rows(declared: int, updates: Sequence[Mapping[str, Any]]) -> int:
     """The number of background images whose features are stored.
 
-    It follows from the history unless images were later taught as a class; then any possible number is accepted.
+    The history determines it unless images were later taught as a class; then any possible number is accepted.
     """
     relabelled = relabelled_images(updates)
-    most = min(background_images(updates) + relabelled, MAX_FEATURES)
-    return min(max(declared, most - relabelled), most)
+    upper = min(background_images(updates) + relabelled, MAX_FEATURES)
+    return min(max(declared, upper - relabelled), upper)
 
 
 def _adapter_blocks(declared: Shapes, count: int, adapted: int) -> range:
@@ -396,7 +400,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
     try:
         declared = json.loads(file.read(length))
         declared.pop("__metadata__", None)
-        shapes = {name: (each["dtype"], tuple(each["shape"])) for name, each in declared.items()}
+        shapes = {name: (tensor["dtype"], tuple(tensor["shape"])) for name, tensor in declared.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise DamagedFile("the tensors are not safetensors") from None
     if not all(type(side) is int and side >= 0 for _, shape in shapes.values() for side in shape):
