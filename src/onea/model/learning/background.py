@@ -25,9 +25,8 @@ _QUANTILE = 0.75  # on Grocery, most photos of known classes are more familiar, 
 _MIN_PROBABILITY = 0.9  # of the class that an image clearly shows
 _MAX_RESEMBLING, _MAX_RESEMBLING_SHARE = 2, 1 / 3  # accepted images that clearly show a class; the larger limit holds
 _MAX_EXAMPLES = 3  # photos named in a message
-_SAME_PHOTO = (
-    0.9  # cosine of features of a photo before and after training; 1 of 1,080 pairs of different photos exceeds it
-)
+# Cosine of features of a photo before and after training; 1 of 1,080 pairs of different photos of Grocery exceeds it.
+_SAME_PHOTO = 0.9
 
 
 def learn_background(
