@@ -33,15 +33,15 @@ CLAIMS = (
     ("A model folder holds these files", f"{HERE}::test_the_files_are_those_of_the_page"),
     ("A version holds these tensors", f"{HERE}::test_the_tensors_are_those_of_the_page"),
     ("No photo is kept", f"{HERE}::test_the_tensors_are_those_of_the_page"),
-    ("No name of a photo", "tests/model/test_photo_names.py::test_a_saved_model_has_no_name_of_a_photo"),
-    ("No name of a photo", "tests/model/storage/test_shared_folders.py::test_a_model_folder_holds_no_path"),
+    ("No name of a photo", "tests/model/test_photo_names.py::test_a_saved_model_contains_no_photo_names"),
+    ("No name of a photo", "tests/model/storage/test_shared_folders.py::test_a_model_folder_contains_no_path"),
     (
         "Of each class, the features of 16",
-        "tests/model/test_held_out.py::test_so_many_are_kept_of_each_class_the_newest",
+        "tests/model/test_held_out.py::test_a_limited_number_of_the_newest_images_of_each_class_is_kept",
     ),
     (
         "Of each class, the features of 16",
-        "tests/model/learning/test_background.py::test_so_many_are_kept_and_the_seed_says_which",
+        "tests/model/learning/test_background.py::test_a_seeded_sample_of_limited_size_is_kept",
     ),
     ("An update in the history has", f"{HERE}::test_the_history_has_names_and_numbers"),
     ("Its name is that of the folder", f"{HERE}::test_the_history_has_names_and_numbers"),
@@ -62,7 +62,7 @@ CLAIMS = (
     ("Its name stays in the history", FORGET),
     (
         "`onea forget shop.onea CLASS --everywhere`",
-        "tests/model/storage/test_erasure.py::test_neither_name_nor_rows_are_left_in_any_file",
+        "tests/model/storage/test_erasure.py::test_no_file_contains_the_name_or_the_statistics",
     ),
     ("What was learned from its photos", FORGET),
     ("A new model, taught without", f"{HERE}::test_a_new_model_has_nothing_of_an_old_one"),
@@ -85,10 +85,13 @@ CLAIMS = (
     ("The service leaves no photo", f"{HERE}::test_the_service_leaves_no_photo_on_the_disk"),
     (
         "Its history tells nobody",
-        "tests/model/test_photo_names.py::test_the_history_of_a_service_tells_nobody_which_photos_there_were",
+        "tests/model/test_photo_names.py::test_a_service_reveals_no_photo_names",
     ),
     ("`push_to_hub` uploads the current", "tests/model/storage/test_folder.py::test_to_the_hub_and_back"),
-    ("Exported files hold no path", "tests/model/storage/test_shared_folders.py::test_an_exported_file_holds_no_path"),
+    (
+        "Exported files hold no path",
+        "tests/model/storage/test_shared_folders.py::test_an_exported_file_contains_no_path",
+    ),
     ("Research runs", "tests/research/data/test_pack.py::test_a_second_call_maps_the_cached_array"),
     ("You may delete it", "tests/research/runs/test_reuse.py"),
 )

@@ -45,7 +45,7 @@ def test_a_run_trains_merges_and_resumes(backbone, tiny_run, tmp_path):
     assert comparable_fields(again) == comparable_fields(whole)
 
 
-def test_a_model_is_taught_asked_moved_and_exported(backbone, tiny_images, tmp_path):
+def test_a_model_predicts_the_same_with_a_moved_backbone(backbone, tiny_images, tmp_path):
     folders = class_folders(tiny_images / "train")
     names = list(folders)
     moved = tmp_path / "elsewhere.safetensors"
@@ -147,7 +147,7 @@ def test_crop_and_interpolation_of_the_weights(name):
     assert float((found - timms(Image.fromarray(pixels))).abs().mean()) < 0.01
 
 
-def test_crops_that_cannot_be_made_are_refused():
+def test_an_unsupported_crop_mode_is_refused():
     known = NetworkConfig(crop_mode="border")
     vit = types.SimpleNamespace(size=224, config=known, name="odd")
     with pytest.raises(OneaError, match="which --geometry backbone does not support; choose direct or resize-crop"):
@@ -166,7 +166,7 @@ def test_a_model_keeps_its_image_size(tiny_vit, tiny_images, tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, -14, 2.5, "28", True, 10**9])
-def test_sizes_that_no_image_has(size, tiny_vit, tiny_run, tiny_images):
+def test_invalid_image_sizes_are_refused(size, tiny_vit, tiny_run, tiny_images):
     with pytest.raises(OneaError, match=r"image_size is .*; give the side in pixels, a whole number up to 4,096"):
         tiny_model(tiny_vit, image_size=size).learn(tiny_images / "train")
     with pytest.raises(OneaError, match="image_size"):
@@ -176,7 +176,7 @@ def test_sizes_that_no_image_has(size, tiny_vit, tiny_run, tiny_images):
 # Licences
 
 
-def test_licences_are_told(tiny_images, tmp_path, monkeypatch):
+def test_licences_are_reported(tiny_images, tmp_path, monkeypatch):
     """In the card and the file, and in push_to_hub if it applies when the model is passed on."""
     model = tiny_model(str(write_toy("DINOv3", tmp_path))).learn(tiny_images / "train")
     state = model.snapshot().state
@@ -193,7 +193,7 @@ def test_licences_are_told(tiny_images, tmp_path, monkeypatch):
         free.push_to_hub("me/shop")
 
 
-def test_the_command_tells_about_backbones(onea):
+def test_the_command_lists_backbones(onea):
     code, out, _ = onea("methods", "--backbones", "vit_small_patch16_dinov3.lvd1689m")
     assert code == 0
     assert "256 x 256 pixels, 261 tokens" in out
@@ -206,7 +206,7 @@ def test_the_command_tells_about_backbones(onea):
     assert (code, "whose name matches 'nonsense*'" in err) == (2, True)
 
 
-def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, tiny_images, tmp_path):
+def test_a_saved_model_whose_backbone_has_no_configuration_loads(tiny_vit, tiny_images, tmp_path):
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(tiny_vit), bare)
     with pytest.raises(OneaError, match="does not contain the number of heads"):

@@ -26,14 +26,14 @@ from onea.vit.heads import cosine_scores
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.05, 0.3])
-def test_the_temperature_that_made_the_labels_is_found(temperature):
+def test_the_temperature_of_sampled_labels_is_recovered(temperature):
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(20_000, 5, generator=generator) * 0.4
     labels = torch.multinomial(torch.softmax(scores / temperature, 1), 1, generator=generator)[:, 0]
     assert calibration.fit_temperature(scores, labels) == pytest.approx(temperature, rel=0.1)
 
 
-def test_where_the_labels_say_nothing_the_temperature_stays():
+def test_the_temperature_keeps_its_prior_for_uninformative_labels():
     one_class = calibration.fit_temperature(torch.rand(50, 1), torch.zeros(50, dtype=torch.int64))
     assert one_class == pytest.approx(calibration.PRIOR_TEMPERATURE, rel=0.03)
     no_mistake = calibration.fit_temperature(torch.eye(3), torch.arange(3))
@@ -53,7 +53,7 @@ def groups(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @given(counts=st.lists(st.integers(2, 60), min_size=1, max_size=8), share=st.floats(0, 0.5), seed=st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_every_class_keeps_two_images_to_learn_from(counts, share, seed):
+def test_every_class_keeps_two_training_images(counts, share, seed):
     labels, names, features = drawn(counts, seed)
     held = held_out_rows(labels, names, groups(features, labels), share, seed, 1)
     assert len(held.unique()) == len(held)
@@ -78,14 +78,14 @@ def test_equal_images_are_held_out_too():
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
-def test_a_series_is_held_out_whole_or_not_at_all(seed):
+def test_series_are_held_out_completely_or_not_at_all(seed):
     generator = torch.Generator().manual_seed(seed)
     series = torch.arange(6).repeat_interleave(5)[torch.randperm(30, generator=generator)]
     held = held_out_rows(torch.zeros(30, dtype=torch.int64), ["a"], series, 0.2, seed, 1)
     assert torch.bincount(series[held], minlength=6).sort().values.tolist() == [0, 0, 0, 0, 0, 5]
 
 
-def test_what_is_held_out_does_not_depend_on_other_classes():
+def test_held_out_images_do_not_depend_on_other_classes():
     labels, names, _ = drawn([20, 20], 0)
     pairs = torch.arange(40) // 2
     both = held_out_rows(labels, names, pairs, 0.2, 3, 1)
@@ -93,7 +93,7 @@ def test_what_is_held_out_does_not_depend_on_other_classes():
     assert both[both < 20].tolist() == alone.tolist()
 
 
-def test_images_that_form_no_series_are_held_out_one_by_one():
+def test_images_without_series_are_held_out_separately():
     """Groups of the least usual images would be harder than what comes later, and every answer too modest."""
     labels = torch.arange(10).repeat_interleave(30)
     features = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
@@ -212,7 +212,7 @@ def signals_at(middle: float, count: int, seed: int) -> torch.Tensor:
     return middle + torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
 
 
-def test_what_was_measured_earlier_changes_as_what_is_watched():
+def test_earlier_signals_follow_the_drift_of_held_out_images():
     """Classes that came since make known images less clear; images of earlier updates are gone, but for some."""
     margins, then = signals_at(-1.0, 200, 1), signals_at(0.0, 400, 2)
     moved = _follow_drift(margins, then, 0.5 * then - 3.0)
@@ -223,7 +223,7 @@ def test_what_was_measured_earlier_changes_as_what_is_watched():
     )
 
 
-def test_images_trained_on_become_as_unfamiliar_as_those_held_out():
+def test_signals_of_training_images_are_corrected():
     trained, unseen = signals_at(1.0, 1000, 3), signals_at(0.0, 40, 4)
     signals, honest = torch.cat([trained, unseen]), torch.arange(1040) >= 1000
     alone, each = torch.zeros(1040, dtype=torch.int64), torch.arange(1040)

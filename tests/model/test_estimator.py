@@ -22,7 +22,7 @@ def taught(tiny_vit, tiny_images):
     return tiny_model(tiny_vit).learn(tiny_images / "train")
 
 
-def test_it_learns_what_it_is_taught(taught, tiny_images):
+def test_it_learns(taught, tiny_images):
     """Far above the sixth that guessing gives; an image answered unknown counts as wrong."""
     assert taught.score(tiny_images / "test") > 0.6
     assert taught.classes_.tolist() == [f"class{n:02d}" for n in range(6)]
@@ -30,7 +30,7 @@ def test_it_learns_what_it_is_taught(taught, tiny_images):
     assert taught.history[0]["held_out"] == 6
 
 
-def test_batched_and_single_answers_are_the_same(taught, tiny_images):
+def test_batched_and_single_predictions_are_the_same(taught, tiny_images):
     files = sorted((tiny_images / "test").rglob("*.png"))
     together = taught.predict_proba(files)
     alone = np.concatenate([taught.predict_proba(file) for file in files])
@@ -48,13 +48,13 @@ def test_probabilities_and_top_answers_agree(taught, tiny_images):
     assert len(taught.predict_topk(tiny_images / "test", 99)[0]) == 6
 
 
-def test_no_image_gets_no_answer(taught):
+def test_no_images_give_no_predictions(taught):
     assert taught.predict([]).tolist() == []
     assert taught.predict_proba([]).shape == (0, 6)
     assert taught.predict_topk([], 3) == []
 
 
-def test_the_same_seed_teaches_the_same_model(tiny_vit, tiny_images, taught):
+def test_the_same_seed_gives_the_same_model(tiny_vit, tiny_images, taught):
     again = tiny_model(tiny_vit).learn(tiny_images / "train")
     assert np.array_equal(again.predict_proba(tiny_images / "test"), taught.predict_proba(tiny_images / "test"))
     other = tiny_model(tiny_vit, seed=1).learn(tiny_images / "train")
@@ -81,7 +81,7 @@ def test_single_classes_may_arrive_in_any_order(readout, relative, tiny_vit, tin
     torch.testing.assert_close(*similar, atol=1e-4, rtol=relative)
 
 
-def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
+def test_teaching_a_class_again_changes_that_class_only(tiny_vit, tiny_images):
     folders = class_folders(tiny_images / "train")
     model = tiny_model(tiny_vit, options={"merge": "one-a", "min_share": 0.25})
     first = {name: files[:4] for name, files in folders.items()}
@@ -131,7 +131,7 @@ def test_forget_rename_and_undo(tiny_vit, tiny_images):
     assert [update["version"] for update in model.history] == [1, 4]
 
 
-def test_undo_goes_back_only_as_far_as_is_kept(tiny_vit, tiny_images):
+def test_undo_goes_back_to_the_oldest_kept_version(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit, keep=2).learn(tiny_images / "train")
     for name in ("class00", "class01", "class02"):
         model.forget(name)
@@ -162,7 +162,7 @@ def test_failed_learning_changes_nothing(taught, tiny_images):
     assert np.array_equal(taught.predict_proba(tiny_images / "test"), before)
 
 
-def test_fit_starts_over_and_survives_a_mistake(tiny_vit, tiny_images):
+def test_fit_starts_over_unless_it_fails(tiny_vit, tiny_images):
     folders = class_folders(tiny_images / "train")
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     with pytest.raises(OneaError):
@@ -174,7 +174,7 @@ def test_fit_starts_over_and_survives_a_mistake(tiny_vit, tiny_images):
     assert model.version == 2
 
 
-def test_answers_while_learning_come_from_one_whole_version(tiny_vit, tiny_images):
+def test_predictions_during_learning_come_from_one_complete_version(tiny_vit, tiny_images):
     folders = class_folders(tiny_images / "train")
     model = tiny_model(tiny_vit)
     model.learn(folders["class00"] + folders["class01"], ["class00"] * 6 + ["class01"] * 6)
@@ -220,7 +220,7 @@ def test_scikit_learns_conventions(tiny_vit):
     assert sklearn.clone(model).get_params() == model.get_params()
 
 
-def test_a_taught_model_keeps_what_it_is_made_of(taught):
+def test_a_taught_model_refuses_other_training_parameters_and_pickling(taught):
     with pytest.raises(OneaError, match="rank cannot change"):
         taught.set_params(rank=8)
     with pytest.raises(OneaError, match="unknown is 2"):
@@ -232,21 +232,21 @@ def test_a_taught_model_keeps_what_it_is_made_of(taught):
         pickle.dumps(taught)
 
 
-def test_a_model_that_has_forgotten_all_says_so(tiny_vit, tiny_images):
+def test_a_model_without_classes_has_nothing_to_forget(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     model.forget(*model.classes_)
     with pytest.raises(OneaError, match=r"^The model has no classes yet; teach it some first\.$"):
         model.forget("class00")
 
 
-def test_forgetting_nothing_is_no_update(tiny_vit, tiny_images):
+def test_forget_without_names_is_refused(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     with pytest.raises(OneaError, match="name at least one to forget"):
         model.forget(*[])
     assert model.versions.kept == (1,)
 
 
-def test_numbers_of_numpy_are_as_good_as_pythons_own(tiny_vit, tiny_images, tmp_path):
+def test_numpy_numbers_are_valid_parameters(tiny_vit, tiny_images, tmp_path):
     """As they come from np.arange: they were trained with, and could not be saved."""
     numbers = {"seed": np.int64(3), "epochs": np.int64(2), "keep": np.int64(2), "views": np.int64(2)}
     others = {"held_out": np.float32(0.1), "mirror": np.bool_(True), "options": {"patience": np.int64(2)}}
@@ -279,12 +279,12 @@ def test_numbers_of_numpy_are_as_good_as_pythons_own(tiny_vit, tiny_images, tmp_
         ({"backbone": "nowhere.safetensors"}, "does not exist"),
     ],
 )
-def test_bad_parameters_get_one_sentence(tiny_vit, tiny_images, params, words):
+def test_invalid_parameters_are_refused(tiny_vit, tiny_images, params, words):
     with pytest.raises(OneaError, match=words):
         tiny_model(tiny_vit, **params).learn(tiny_images / "train")
 
 
-def test_importing_onea_is_instant():
+def test_importing_onea_does_not_import_torch():
     import subprocess
     import sys
 

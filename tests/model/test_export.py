@@ -41,7 +41,7 @@ def thousand(model):
     return DecodedImages(pixels, None, tuple(map(str, range(1000))))
 
 
-def test_the_graph_is_the_model(model, thousand):
+def test_the_graph_predicts_like_the_model(model, thousand):
     probabilities, none = Graph(model)(torch.from_numpy(thousand.pixels).float() / 255)
     np.testing.assert_allclose(probabilities.detach().numpy(), model.predict_proba(thousand), atol=1e-4)
     answers = model.answers(thousand)
@@ -72,7 +72,7 @@ def same(found, wanted):
     assert (found.argmax(1) == wanted.argmax(1))[~ties].all()
 
 
-def test_onnx_gives_the_same_answer_on_a_thousand_images(model, thousand, exported):
+def test_onnx_predicts_like_the_model_on_a_thousand_images(model, thousand, exported):
     assert exported.difference <= 1e-3
     session, pixels = session_of(exported.path), thousand.pixels.transpose(0, 2, 3, 1)
     parts = [session.run(["probabilities"], {"images": part})[0] for part in np.split(pixels, [1, 8, 300])]
@@ -182,7 +182,7 @@ def shop(estimator, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("kinds", "enough"), [(common_kinds, 200), (heic_kinds, 16)])
-def test_the_documented_lines_answer_as_predict_and_the_service_do(
+def test_the_documented_code_predicts_like_the_model_and_the_service(
     model, shop, exported, tiny_images, tmp_path, monkeypatch, kinds, enough
 ):
     [block] = [block for block in blocks(ROOT / "docs/models.md") if block.how.endswith("test_export.py")]
@@ -233,7 +233,7 @@ def test_the_documented_lines_answer_as_predict_and_the_service_do(
     assert (verdicts == printed)[sure].all()
 
 
-def test_squares_if_that_is_what_is_wanted(model, thousand, exported, tmp_path):
+def test_export_for_square_images(model, thousand, exported, tmp_path):
     done = export(model, "onnx", tmp_path / "model.onnx", preprocess=False)
     assert f"float32 [N, 3, {model.side}, {model.side}]" in done.input
     pixels = thousand.pixels.astype(np.float32) / 255
@@ -242,7 +242,7 @@ def test_squares_if_that_is_what_is_wanted(model, thousand, exported, tmp_path):
         export(model, "torch", tmp_path / "model.pt2", preprocess=True)
 
 
-def test_torch_export_gives_the_same_answer(model, thousand, tmp_path, recwarn):
+def test_torch_export_predicts_like_the_model(model, thousand, tmp_path, recwarn):
     done = export(model, "torch", tmp_path / "model.pt2")
     assert not [str(warning.message) for warning in recwarn if "complete tensor" in str(warning.message)]
     loaded = torch.export.load(done.path).module()
@@ -257,7 +257,7 @@ def test_a_file_that_differs_is_not_kept(model, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_no_file_to_write(model, tmp_path):
+def test_a_folder_is_refused_as_a_file(model, tmp_path):
     """Told at once, and not as a folder above it that cannot be written to."""
     with pytest.raises(OneaError, match=r"is a folder; name a file in it, such as .*/model\.pt2\.$"):
         export(model, "torch", tmp_path)

@@ -27,7 +27,7 @@ def model(tiny_vit, tiny_images):
     return tiny_model(tiny_vit).learn(tiny_images / "train").snapshot()
 
 
-def test_smoothing_changes_no_answer(tiny_vit):
+def test_smoothing_does_not_change_features(tiny_vit):
     vit = load_backbone(tiny_vit)
     with torch.no_grad():
         vit.vit.blocks[0].norm2.weight[3] *= 50  # one channel that leaves the others no levels
@@ -44,7 +44,7 @@ def test_smoothing_changes_no_answer(tiny_vit):
     assert not even.vit.blocks[0].mlp.fc1._forward_pre_hooks
 
 
-def test_eight_bits_are_of_the_network_alone(model, tiny_images, tmp_path, monkeypatch):
+def test_only_the_network_is_quantised(model, tiny_images, tmp_path, monkeypatch):
     """Whether these few stripes stay inside the gate depends on the machine, so here it is open."""
     onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MAX_LOSS", 1.0)
@@ -82,13 +82,13 @@ def test_a_file_that_loses_too_much_is_not_written(model, tiny_images, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_photos_of_other_classes_decide_nothing(model, tiny_images, tmp_path):
+def test_photos_of_untaught_classes_alone_are_refused(model, tiny_images, tmp_path):
     shutil.copytree(tiny_images / "test" / "class00", tmp_path / "photos" / "fig")
     with pytest.raises(OneaError, match="None of the classes"):
         export(model, "onnx", tmp_path / "small.onnx", precision="int8", check=tmp_path / "photos")
 
 
-def test_photos_of_other_classes_hide_no_loss(model, tiny_images, tmp_path, monkeypatch):
+def test_photos_of_untaught_classes_do_not_count(model, tiny_images, tmp_path, monkeypatch):
     """No answer to them is right, so that each of them made the share of lost answers smaller."""
     onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MAX_LOSS", 1.0)
@@ -104,7 +104,7 @@ def test_photos_of_other_classes_hide_no_loss(model, tiny_images, tmp_path, monk
     ("lost", "won", "same", "kept"),
     [(10, 0, 1940, True), (11, 0, 1990, False), (30, 20, 1940, True), (0, 0, 1939, False), (0, 9, 2000, True)],
 )
-def test_the_bounds_of_loss_and_agreement(lost, won, same, kept):
+def test_limits_of_loss_and_agreement(lost, won, same, kept):
     quality = Quality(photos=2000, correct=1500, lost=lost, won=won, same=same)
     with contextlib.nullcontext() if kept else pytest.raises(OneaError, match="no file was written"):
         quality.check()

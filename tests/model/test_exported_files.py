@@ -40,7 +40,7 @@ def earlier(path: Path, **facts: str) -> Path:
         ({"input": "squares"}, "its input is squares"),
     ],
 )
-def test_a_file_of_another_kind_or_precision_stays(facts, words, tmp_path):
+def test_an_export_of_another_kind_or_precision_is_not_replaced(facts, words, tmp_path):
     path = earlier(tmp_path / "shop.onnx", **facts)
     with pytest.raises(OneaError, match=words):
         check_path(path, "onnx", FACTS, force=False)
@@ -49,7 +49,7 @@ def test_a_file_of_another_kind_or_precision_stays(facts, words, tmp_path):
 
 
 @pytest.mark.parametrize("description", [None, "[1]", "{", '{"precision": 3, "input": "photos"}'])
-def test_a_file_that_no_export_made_stays(description, tmp_path):
+def test_a_file_without_a_valid_description_is_not_replaced(description, tmp_path):
     path = tmp_path / "shop.onnx"
     path.write_bytes(b"somebody's model")
     if description is not None:
@@ -59,18 +59,18 @@ def test_a_file_that_no_export_made_stays(description, tmp_path):
     check_path(path, "onnx", FACTS, force=True)
 
 
-def test_somebodys_json_stays(tmp_path):
+def test_a_json_file_without_an_export_is_not_replaced(tmp_path):
     (tmp_path / "shop.onnx.json").write_text('{"mine": 1}')
     with pytest.raises(OneaError, match=r"shop\.onnx\.json already exists and is not from an earlier export"):
         check_path(tmp_path / "shop.onnx", "onnx", FACTS, force=False)
 
 
-def test_the_precision_is_part_of_the_name(tmp_path):
+def test_the_default_path_contains_the_precision(tmp_path):
     assert default_path(tmp_path / "shop.onea", "onnx", "int8") == tmp_path / "shop-int8.onnx"
     assert default_path(tmp_path / "shop.onea", "onnx", "fp32") == tmp_path / "shop.onnx"
 
 
-def test_only_force_replaces_another_kind(onea, shop):
+def test_force_replaces_an_export_of_another_kind(onea, shop):
     place = earlier(shop.with_name("shop.pt2"), precision="int8")
     words = ["export", str(shop), "--to", "torch"]
     code, _, err = onea(*words)
@@ -81,7 +81,7 @@ def test_only_force_replaces_another_kind(onea, shop):
     assert json.loads(place.with_name("shop.pt2.json").read_text())["precision"] == "fp32"
 
 
-def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path, tiny_vit, tiny_images):
+def test_files_of_a_killed_export_are_removed_by_the_next_one(tmp_path, tiny_vit, tiny_images):
     path = tmp_path / "shop.pt2"
     others = [tmp_path / name for name in (".shop.pt2.partial", ".other.pt2.abc.partial", "shop.pt2.1.partial")]
     for other in others:

@@ -35,14 +35,14 @@ def model(tiny_vit, files):
     return tiny_model(tiny_vit).learn(files, NAMES)
 
 
-def test_the_package_offers_what_it_loads_late():
+def test_dir_lists_names_that_are_imported_lazily():
     assert {"OneA", "load", "__version__"} <= {*dir(onea)}
     code = "import sys, onea; assert 'OneA' in dir(onea); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_a_taught_model_says_what_it_knows(model, tiny_vit):
+def test_repr_shows_classes_images_and_version(model, tiny_vit):
     untaught = tiny_model(tiny_vit)
     assert repr(untaught).startswith("OneA(")
     assert repr(model).startswith(f"<{untaught!r} with 3 classes [")
@@ -69,7 +69,7 @@ def on_a_terminal(monkeypatch) -> io.StringIO:
     return screen
 
 
-def test_learning_shows_a_bar_with_the_time_left_on_a_terminal(tiny_vit, files, monkeypatch):
+def test_learning_shows_a_progress_bar_with_the_remaining_time(tiny_vit, files, monkeypatch):
     screen = on_a_terminal(monkeypatch)
     tiny_model(tiny_vit).learn(files, NAMES)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
@@ -78,7 +78,7 @@ def test_learning_shows_a_bar_with_the_time_left_on_a_terminal(tiny_vit, files, 
 
 
 @pytest.mark.parametrize("how", ["the model's switch", "the call's switch", "a listener"])
-def test_the_bar_can_be_switched_off(tiny_vit, files, monkeypatch, how):
+def test_the_progress_bar_can_be_switched_off(tiny_vit, files, monkeypatch, how):
     screen, listener = on_a_terminal(monkeypatch), Listener()
     made = tiny_model(tiny_vit, verbose=how != "the model's switch")
     made.learn(files, NAMES, progress={"the model's switch": None, "the call's switch": False}.get(how, listener))
@@ -86,12 +86,12 @@ def test_the_bar_can_be_switched_off(tiny_vit, files, monkeypatch, how):
     assert bool(listener.notes) == (how == "a listener")
 
 
-def test_nothing_is_shown_where_there_is_no_terminal(tiny_vit, files, capsys):
+def test_no_progress_bar_without_a_terminal(tiny_vit, files, capsys):
     tiny_model(tiny_vit).learn(files, NAMES).predict(MANY_IMAGES)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_notebook_shows_the_bar_as_a_line_that_is_written_over(capsys):
+def test_a_notebook_overwrites_one_line(capsys):
     with progress_bar.LearningBar(Console(force_jupyter=True)) as bar:
         bar.start_epoch(0, 2, 10)
         bar.step(10)
@@ -104,7 +104,7 @@ MANY_IMAGES = np.zeros((progress_bar.MIN_IMAGES, 16, 16, 3), np.uint8)
 
 
 @pytest.mark.parametrize("how", ["predict", "predict_proba", "predict_topk", "familiarity", "transform"])
-def test_many_questions_show_a_bar_and_a_few_do_not(model, monkeypatch, how):
+def test_predictions_show_a_progress_bar_for_many_images_only(model, monkeypatch, how):
     screen = on_a_terminal(monkeypatch)
     getattr(model, how)(MANY_IMAGES[1:])
     assert screen.getvalue() == ""
@@ -114,13 +114,13 @@ def test_many_questions_show_a_bar_and_a_few_do_not(model, monkeypatch, how):
     assert re.search(r"left: (-|\d+):", plain)
 
 
-def test_an_evaluation_of_many_images_shows_a_bar(model, monkeypatch):
+def test_evaluate_shows_a_progress_bar_for_many_images(model, monkeypatch):
     screen = on_a_terminal(monkeypatch)
     assert model.evaluate(MANY_IMAGES, ["plum"] * len(MANY_IMAGES)).images == len(MANY_IMAGES)
     assert "left:" in screen.getvalue()
 
 
-def test_the_bar_of_questions_goes_with_that_of_learning(model, monkeypatch):
+def test_verbose_also_controls_the_progress_bar_of_predictions(model, monkeypatch):
     screen = on_a_terminal(monkeypatch)
     model.set_params(verbose=False)
     try:
@@ -130,7 +130,7 @@ def test_the_bar_of_questions_goes_with_that_of_learning(model, monkeypatch):
     assert screen.getvalue() == ""
 
 
-def test_every_image_of_a_question_is_counted_twice(model):
+def test_progress_counts_each_image_when_read_and_when_computed(model):
     """Once it is read, once it is looked at."""
 
     class Counting(Progress):
@@ -146,7 +146,7 @@ def test_every_image_of_a_question_is_counted_twice(model):
     assert Counting.done == {"reading images": 0, "computing features": 0}
 
 
-def test_a_bar_is_not_part_of_a_saved_model(model, tmp_path):
+def test_verbose_is_not_saved(model, tmp_path):
     path = model.save(tmp_path / "shop.onea")
     assert '"verbose"' not in (path / "model.json").read_text("utf-8")
     assert onea.load(path, verbose=False).verbose is False
@@ -167,7 +167,7 @@ class Column:
         return np.array(self.values, dtype=object)
 
 
-def test_columns_and_generators_of_paths_are_answered_like_lists(model, files):
+def test_columns_and_generators_of_paths_predict_like_lists(model, files):
     expected = model.predict(files).tolist()
     assert model.predict(Column([str(file) for file in files])).tolist() == expected
     assert model.predict(file for file in files).tolist() == expected
@@ -175,12 +175,12 @@ def test_columns_and_generators_of_paths_are_answered_like_lists(model, files):
     assert model.predict((file, name) for file, name in zip(files, NAMES, strict=True)).tolist() == expected
 
 
-def test_a_generator_without_labels_cannot_be_learned_and_the_sentence_is_true(model, files):
+def test_a_generator_without_labels_is_refused(model, files):
     with pytest.raises(OneaError, match="Labels are missing"):
         model.learn(file for file in files)
 
 
-def test_grey_images_need_an_axis_of_colours(model):
+def test_a_batch_of_grey_images_needs_a_channel_axis(model):
     grey = np.zeros((7, 24, 20), np.uint8)
     with pytest.raises(OneaError, match=r"\(7, 24, 20\) has no colour channels; give grey images as \[N, H, W, 1\]"):
         model.predict(grey)
@@ -189,7 +189,7 @@ def test_grey_images_need_an_axis_of_colours(model):
 
 
 @pytest.mark.parametrize("missing", [np.nan, None, np.float64("nan"), type("NAType", (), {})()])
-def test_a_label_that_is_missing_is_told_and_nothing_is_learned(tiny_vit, files, missing):
+def test_a_missing_label_is_refused(tiny_vit, files, missing):
     untaught = tiny_model(tiny_vit)
     with pytest.raises(OneaError, match="stands for a missing label; leave out images without a label"):
         untaught.learn(files, [*NAMES[:-1], missing])
@@ -197,13 +197,13 @@ def test_a_label_that_is_missing_is_told_and_nothing_is_learned(tiny_vit, files,
 
 
 @pytest.mark.parametrize("asked", ["predict", "predict_proba", "predict_topk", "familiarity", "transform"])
-def test_messages_offer_only_what_a_method_takes(model, tmp_path, asked):
+def test_messages_suggest_only_arguments_of_the_method(model, tmp_path, asked):
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(OneaError, match=r": remove it\.$"):
         getattr(model, asked)([tmp_path / "bad.jpg"])
 
 
-def test_who_skips_all_images_is_not_told_to_skip_them(model, tmp_path):
+def test_the_message_after_skipping_all_images_does_not_suggest_skipping(model, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(OneaError, match=r": remove it\.$"):
         model.learn([tmp_path / "bad.jpg"], ["new"], on_bad="skip")
@@ -211,7 +211,7 @@ def test_who_skips_all_images_is_not_told_to_skip_them(model, tmp_path):
         model.learn([tmp_path / "bad.jpg"], ["new"], on_bad="ignore")
 
 
-def test_messages_name_arguments_and_not_flags(model, files, tmp_path, tiny_vit):
+def test_messages_name_python_arguments_not_command_line_options(model, files, tmp_path, tiny_vit):
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(OneaError, match=r'remove it or pass on_bad="skip"\.$'):
         model.learn([*files, tmp_path / "bad.jpg"], [*NAMES, NAMES[0]])
@@ -224,14 +224,14 @@ def test_messages_name_arguments_and_not_flags(model, files, tmp_path, tiny_vit)
 # what lies behind an answer
 
 
-def test_features_are_those_that_classes_are_told_by(model, files):
+def test_transform_returns_the_features_that_are_classified(model, files):
     features = model.transform(files)
     assert (features.shape, features.dtype) == ((18, model.snapshot().engine.vit.width), np.float32)
     alike = model.snapshot().compute_scores(files).scores.numpy()
     np.testing.assert_array_equal(model.snapshot().scorer(torch.from_numpy(features)).numpy(), alike)
 
 
-def test_unknown_is_what_is_less_familiar_than_the_threshold(model, files, tiny_vit):
+def test_unknown_images_are_those_below_the_threshold(model, files, tiny_vit):
     strange = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
     for images in (files, strange):
         np.testing.assert_array_equal(model.familiarity(images) < model.threshold_, model.predict(images) == "unknown")
@@ -239,7 +239,7 @@ def test_unknown_is_what_is_less_familiar_than_the_threshold(model, files, tiny_
     assert never.threshold_ == -np.inf
 
 
-def test_an_evaluation_tells_every_class(model, files):
+def test_an_evaluation_has_results_for_each_class(model, files):
     found = model.evaluate(files, np.repeat(["plum", "fig", "date"], 6))  # the third was never taught
     assert {*found.by_class} == {"plum", "fig", "date"}
     assert found.by_class["plum"].images == 6

@@ -32,7 +32,7 @@ def held_out(features, rows):
 NOBODY = held_out(torch.empty(0, 1, 1), torch.empty(0, dtype=torch.int64))
 
 
-def test_wilson_as_published():
+def test_wilson_intervals_equal_published_ones():
     """Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
     for right, total, wanted in (
         (81, 263, (0.2553, 0.3662)),
@@ -45,7 +45,7 @@ def test_wilson_as_published():
 
 
 @pytest.mark.parametrize(("share", "images"), [(0.8, 40), (0.95, 30)])
-def test_the_true_share_lies_inside_nineteen_times_out_of_twenty(share, images):
+def test_wilson_intervals_cover_the_true_share_19_times_out_of_20(share, images):
     draw = random.Random(0)
     inside = 0
     for _ in range(2000):
@@ -55,7 +55,7 @@ def test_the_true_share_lies_inside_nineteen_times_out_of_twenty(share, images):
 
 
 @pytest.mark.parametrize("readout", ["rgda", "slda", "ncm"])
-def test_an_image_is_not_compared_with_itself(readout):
+def test_held_out_images_are_removed_from_the_statistics(readout):
     """Where labels are drawn at random nothing can be known, though images that are in the statistics look known."""
     generator = torch.Generator().manual_seed(1)
     features, rows = torch.randn(80, 1, 64, generator=generator), torch.arange(80) % 4
@@ -69,7 +69,7 @@ def test_an_image_is_not_compared_with_itself(readout):
     assert again > 0.7
 
 
-def test_so_many_are_kept_of_each_class_the_newest():
+def test_a_limited_number_of_the_newest_images_of_each_class_is_kept():
     features, rows = torch.arange(300.0)[:, None, None], torch.arange(300) % 100
     kept = held_out(features[:200], rows[:200]).with_newer(held_out(features[200:], rows[200:]))
     assert len(kept.rows) == 300  # three of each of 100 classes
@@ -92,7 +92,7 @@ def model(tiny_vit, tiny_images):
     return model
 
 
-def test_the_figure_covers_all_classes(model):
+def test_the_overall_accuracy_covers_all_classes(model):
     updates = model.history
     assert [update["held_out"] for update in updates] == [2, 2, 2]
     assert [update["overall_images"] for update in updates] == [2, 4, 6]
@@ -100,7 +100,7 @@ def test_the_figure_covers_all_classes(model):
     json.dumps(updates)
 
 
-def test_a_share_of_few_images_is_no_figure(model):
+def test_no_accuracy_is_reported_for_few_images(model):
     """Of four held-out images, none or all may be right by chance."""
     for update in model.history:
         for name in ("held_out", "overall", "cross_validated"):
@@ -120,7 +120,7 @@ def taught(model, images, names=NAMES):
     return model.learn([file for file, _ in pairs], [name for _, name in pairs])
 
 
-def test_twenty_images_are_a_figure(tiny_vit, tiny_images):
+def test_accuracies_are_reported_from_twenty_images_on(tiny_vit, tiny_images):
     (update,) = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images).history
     assert update["held_out"] == update["overall_images"] == 24
     assert update["overall_accuracy"] == update["held_out_accuracy"], "the same images, judged the same way"
@@ -131,7 +131,7 @@ def test_twenty_images_are_a_figure(tiny_vit, tiny_images):
     assert "of 24 images" in report_lines(update)[0]
 
 
-def test_where_few_are_held_out_those_that_were_taught_are_left_out_in_turn(tiny_vit, tiny_images):
+def test_with_few_held_out_images_accuracy_is_cross_validated(tiny_vit, tiny_images):
     """The figure is that of each photo by the statistics of photos of other folds."""
     model = taught(tiny_model(tiny_vit, views=1, epochs=1, single_class="skip"), tiny_images, NAMES[:3])
     update, state = model.history[-1], model.snapshot().state
@@ -150,7 +150,7 @@ def test_where_few_are_held_out_those_that_were_taught_are_left_out_in_turn(tiny
     assert abs(update["cross_validated_accuracy"] - float((scores.argmax(1) == rows).double().mean())) <= 0.15
 
 
-def test_teaching_everything_again_tells_what_it_gained(tiny_vit, tiny_images):
+def test_teaching_everything_again_reports_the_gain(tiny_vit, tiny_images):
     """On photos that were held out both times, judged before and after."""
     model = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images)
     before = model.snapshot().state
@@ -164,7 +164,7 @@ def test_teaching_everything_again_tells_what_it_gained(tiny_vit, tiny_images):
     assert ("no improvement, undo restores the earlier version" in sentence) == (not gained)
 
 
-def test_teaching_few_photos_again_tells_it_by_cross_validation(tiny_vit, tiny_images):
+def test_teaching_few_photos_again_reports_the_gain_by_cross_validation(tiny_vit, tiny_images):
     model = taught(tiny_model(tiny_vit), tiny_images, NAMES[:3])
     again = taught(model, tiny_images, NAMES[:3]).history[-1]
     assert (again["trained"], again["overall_before"], again["cross_validated_images"]) == (True, None, 27)
@@ -172,7 +172,7 @@ def test_teaching_few_photos_again_tells_it_by_cross_validation(tiny_vit, tiny_i
     assert "before this update" in report_lines(again)[0]
 
 
-def test_what_gained_nothing_is_said():
+def test_an_update_without_improvement_is_reported():
     update = {"held_out": 0, "held_out_accuracy": None, "known": 40, "overall_accuracy": 0.75, "overall_images": 200}
     again = {"overall_classes": 40, "trained": True}
     better, worse = (accuracy_lines(update | again | {"overall_before": share})[0] for share in (0.7, 0.75))
@@ -180,7 +180,7 @@ def test_what_gained_nothing_is_said():
     assert worse.endswith("before this update 75.0 %; no improvement, undo restores the earlier version")
 
 
-def test_few_photos_of_a_class_are_told(tiny_vit, tiny_images):
+def test_few_photos_of_a_class_are_reported(tiny_vit, tiny_images):
     files = all_photos(tiny_images)[0]
     model = tiny_model(tiny_vit).learn([*files["class00"][:2], *files["class01"][:3]], ["kiwi"] * 2 + ["lemon"] * 3)
     update = model.history[-1]
@@ -188,7 +188,7 @@ def test_few_photos_of_a_class_are_told(tiny_vit, tiny_images):
     assert report_lines(update) == ["few photos: 'kiwi' (2) and 'lemon' (3); 10 or more per class are advisable"]
 
 
-def test_it_is_said_with_how_many_and_how_sure():
+def test_accuracies_are_reported_with_images_and_interval():
     update = {"held_out": 29, "held_out_accuracy": 1.0, "known": 40}
     assert format_accuracy(update) == "100.0 % of 29 (88 to 100)"
     assert accuracy_lines(update) == [
@@ -202,7 +202,7 @@ def test_it_is_said_with_how_many_and_how_sure():
     assert accuracy_lines(update | {"known": 1})[0].endswith("among 1 class")
 
 
-def test_the_overall_figure_is_that_of_the_version_that_was_measured():
+def test_the_overall_accuracy_names_the_version_that_was_measured():
     learned = {
         "version": 1,
         "kind": "learn",
@@ -219,7 +219,7 @@ def test_the_overall_figure_is_that_of_the_version_that_was_measured():
     assert "), of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
 
 
-def test_it_is_kept_forgotten_and_undone(model, tmp_path):
+def test_held_out_features_are_saved_forgotten_and_restored(model, tmp_path):
     loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
     before = loaded.snapshot().state
     assert before.held_out_features.shape == (6, 2, 64)

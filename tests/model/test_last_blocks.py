@@ -30,7 +30,7 @@ def saved(model, tmp_path):
     return model.save(tmp_path / "shop.onea")
 
 
-def test_it_comes_back_bit_for_bit_and_learns_on(model, saved, photos, tiny_images):
+def test_a_loaded_model_is_bit_identical_and_learns_more(model, saved, photos, tiny_images):
     again = onea.load(saved, threads=1, precision="fp32")
     assert {name.rsplit(".", 2)[0] for name in again.snapshot().state.adapter} == {"blocks.1"}
     assert np.array_equal(again.predict_proba(photos), model.predict_proba(photos))
@@ -42,7 +42,7 @@ def test_it_comes_back_bit_for_bit_and_learns_on(model, saved, photos, tiny_imag
     assert np.array_equal(onea.load(saved, threads=1).predict_proba(photos), before)
 
 
-def test_its_graph_is_the_model(model, photos):
+def test_the_exported_graph_predicts_the_same(model, photos):
     snapshot = model.snapshot()
     pixels = torch.rand(3, 3, snapshot.side, snapshot.side, generator=torch.Generator().manual_seed(0))
     exported = torch.export.export(Graph(snapshot).eval(), (pixels,)).module()
@@ -53,7 +53,7 @@ def test_its_graph_is_the_model(model, photos):
     ("blocks", "reason"),
     [(0, "'adapter.blocks.0.down.bias' does not"), (2, "its adapter is for 1 blocks instead of 2"), (-1, "not be neg")],
 )
-def test_a_folder_that_says_other_blocks_is_refused(saved, blocks, reason):
+def test_a_folder_with_another_number_of_blocks_is_refused(saved, blocks, reason):
     file = saved / "states/000001/state.json"
     whole = json.loads(file.read_bytes())
     file.write_bytes(resealed(whole | {"options": whole["options"] | {"adapter_blocks": blocks}}))
@@ -61,6 +61,6 @@ def test_a_folder_that_says_other_blocks_is_refused(saved, blocks, reason):
         onea.load(saved)
 
 
-def test_a_network_with_fewer_blocks_is_told(tiny_vit, tiny_images):
+def test_a_network_with_too_few_blocks_is_refused(tiny_vit, tiny_images):
     with pytest.raises(OneaError, match=r"adapter_blocks is 5, but 'tiny\.safetensors' has 2 blocks"):
         tiny_model(tiny_vit, options={"adapter_blocks": 5}).learn(tiny_images / "train")

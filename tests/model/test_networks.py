@@ -40,14 +40,14 @@ def taught_with(path: Path, **backbone: str) -> Path:
     return path
 
 
-def test_the_folder_notes_the_name_without_alias(shop):
+def test_the_folder_stores_the_full_name_of_the_network(shop):
     network = product.load(shop, threads=1).snapshot().state.backbone
     known = {"name": FAST, "sha256": BUNDLED[FAST], "depth": 5, "licence": "apache-2.0"}
     assert network == known
 
 
 @pytest.mark.parametrize("other", [{"sha256": BUNDLED[DEFAULT]}, {"sha256": "0" * 64}, {"name": DEFAULT}])
-def test_no_network_stands_for_another(other, shop):
+def test_another_network_is_refused(other, shop):
     with pytest.raises(OneaError, match="are not those of"):
         product.load(taught_with(shop, **other))
 
@@ -67,7 +67,7 @@ def test_info(shop, onea):
     assert len(out.splitlines()) == 4, "of the network nothing; one class at a time trains no adapter"
 
 
-def test_whoever_chose_the_small_network_is_not_told_at_each_update(shop, tiny_images, onea):
+def test_updates_do_not_repeat_the_advice_about_the_network(shop, tiny_images, onea):
     shutil.copytree(tiny_images / "train" / "class02", "more/class02")
     code, out, _ = onea("teach", str(shop), "more", "--threads", "1")
     assert code == 0

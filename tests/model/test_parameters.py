@@ -27,13 +27,13 @@ def test_the_thorough_preset_trains_all_blocks_on_all_patches():
 
 
 @pytest.mark.parametrize("given", [{"views": 3}, {"cached_views": 3}])
-def test_views_that_are_asked_for_are_looked_at_however_many_photos_there_are(given):
+def test_an_explicit_number_of_views_holds_for_updates_of_any_size(given):
     vit = toy("CLIP")
     assert choose_options("auto", given, vit).enough_images == 0
     assert choose_options("auto", {**given, "enough_images": 7}, vit).enough_images == 7
 
 
-def test_an_option_that_a_model_has_anyway_changes_nothing_when_it_is_given():
+def test_overriding_an_option_with_its_stored_value_changes_nothing():
     vit = toy("CLIP")
     noted = dataclasses.asdict(choose_options("auto", {}, vit))
     assert dataclasses.asdict(change_options(noted, {"views": 2, "cached_views": 2}, vit)) == noted
@@ -41,7 +41,7 @@ def test_an_option_that_a_model_has_anyway_changes_nothing_when_it_is_given():
 
 
 @pytest.mark.parametrize("preset", ["tiny", "", None, ["auto"]])
-def test_a_preset_that_models_do_not_have_is_refused(preset):
+def test_an_unknown_preset_is_refused(preset):
     with pytest.raises(OneaError, match="choose auto, thorough or paper"):
         choose_options(preset, {}, toy("CLIP"))
 
@@ -56,7 +56,7 @@ def lesson(files):
     return files, [file.parent.name for file in files]
 
 
-def test_a_model_taught_anew_takes_what_is_asked_for(tiny_vit, files, tmp_path):
+def test_fit_of_a_loaded_model_applies_overrides(tiny_vit, files, tmp_path):
     model = tiny_model(tiny_vit, preset="thorough").learn(*lesson(files))
     path = model.save(tmp_path / "m.onea")
     longer = onea.load(path, epochs=1, options={"max_epochs": 1}, **MACHINE).fit(*lesson(files)).snapshot().state
@@ -78,14 +78,14 @@ def test_a_model_taught_anew_takes_what_is_asked_for(tiny_vit, files, tmp_path):
     ],
     ids=str,
 )
-def test_options_given_later_do_what_they_would_have_done_at_first(preset, given):
+def test_later_overrides_equal_initial_ones(preset, given):
     vit = toy("CLIP")
     made = dataclasses.asdict(choose_options(preset, {"epochs": 2}, vit))
     later = {"epochs": 2} | given
     assert change_options(made, given, vit) == choose_options(preset, later, vit)
 
 
-def test_options_that_depend_on_others_follow_only_those_that_are_given():
+def test_dependent_options_follow_overrides_only():
     vit = toy("CLIP")
     chosen = {"adapter_blocks": 0, "patch_drop_rate": 0.5, "epochs": 2, "max_epochs": 2}
     made = choose_options("auto", chosen, vit)
@@ -106,7 +106,7 @@ def test_options_that_depend_on_others_follow_only_those_that_are_given():
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused_at_first_and_later(tiny_vit, files, tmp_path, options, sentence):
+def test_invalid_options_are_refused_when_learning_and_when_loading(tiny_vit, files, tmp_path, options, sentence):
     for preset in ("auto", "paper"):
         with pytest.raises(OneaError, match=sentence):
             tiny_model(tiny_vit, preset=preset, options=options).learn(*lesson(files))
@@ -121,7 +121,7 @@ def test_a_loaded_model_with_adapters_in_all_blocks_trains_on_all_patches(tiny_v
     assert (anew["adapter_blocks"], anew["patch_drop_rate"]) == (0, 0.0)
 
 
-def test_a_folder_is_taught_on_by_the_preset_that_it_was_made_with(tiny_vit, tiny_images, tmp_path):
+def test_the_preset_of_a_model_folder_cannot_change(tiny_vit, tiny_images, tmp_path):
     path, photos = tmp_path / "m.onea", tiny_images / "train"
     teach_folder(path, photos, None, {"backbone": tiny_vit, "epochs": 1}, MACHINE, "fail")
     assert teach_folder(path, photos, None, {"preset": "auto"}, MACHINE, "fail").version == 2

@@ -35,7 +35,7 @@ def names_in(path: Path) -> set[str]:
     return {name for name in PRIVATE for file in files if name.encode() in file.read_bytes() or name in str(file)}
 
 
-def test_a_saved_model_has_no_name_of_a_photo(tiny_vit, folder, tmp_path):
+def test_a_saved_model_contains_no_photo_names(tiny_vit, folder, tmp_path):
     model = tiny_model(tiny_vit, epochs=1).learn(folder, on_bad="skip")
     report = model.last_report
     assert [Path(one.image).name for one in report.conflicts] == ["second-copy.png"]
@@ -52,7 +52,7 @@ def test_a_saved_model_has_no_name_of_a_photo(tiny_vit, folder, tmp_path):
     assert onea.load(saved, threads=1).last_report.counts == dict.fromkeys(report.counts, 0)
 
 
-def test_teaching_in_the_terminal_names_them(onea, tiny_vit, folder, tmp_path):
+def test_teach_prints_photo_names(onea, tiny_vit, folder, tmp_path):
     given = ("--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--device", "cpu", "--on-bad", "skip")
     code, out, _ = onea("teach", str(tmp_path / "shop.onea"), str(folder), *given)
     assert code == 0
@@ -61,7 +61,7 @@ def test_teaching_in_the_terminal_names_them(onea, tiny_vit, folder, tmp_path):
     assert names_in(tmp_path / "shop.onea") == set()
 
 
-def test_the_history_of_a_service_tells_nobody_which_photos_there_were(shop, tiny_images):
+def test_a_service_reveals_no_photo_names(shop, tiny_images):
     files = {f"plum/{n}.png": content for n, content in enumerate(photos(tiny_images, 4))}
     files |= {"plum/second-copy.png": photos(tiny_images, 0)[0], "plum/broken-scan.png": b"x", "plum/diary.txt": b"x"}
     with client_of(shop) as client:

@@ -38,7 +38,7 @@ def asked(files):
     return [file for name in sorted(files) for file in files[name]]
 
 
-def test_what_is_saved_answers_alike(readout, files, tiny_vit, tmp_path):
+def test_a_loaded_model_predicts_the_same(readout, files, tiny_vit, tmp_path):
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, "class00", "class01", "class02")
     teach(model, files, "class03")
@@ -49,7 +49,7 @@ def test_what_is_saved_answers_alike(readout, files, tiny_vit, tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(asked(files)), model.predict_proba(asked(files)))
 
 
-def test_going_back_forgetting_and_teaching_again(readout, files, tiny_vit):
+def test_undo_forget_and_teaching_again(readout, files, tiny_vit):
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, "class00", "class01", "class02")
     before = model.predict_proba(asked(files))
@@ -74,7 +74,7 @@ def test_all_classes_can_be_forgotten_and_taught_again(readout, files, tiny_vit)
     assert model.score(files["class00"], ["class00"] * len(files["class00"])) > 0.5
 
 
-def test_the_exported_graph_answers_alike(readout, files, tiny_vit):
+def test_the_exported_graph_predicts_the_same(readout, files, tiny_vit):
     model = tiny_model(tiny_vit, readout=readout, unknown=None)
     teach(model, files, "class00", "class01", "class02")
     snapshot = model.snapshot()
@@ -84,7 +84,7 @@ def test_the_exported_graph_answers_alike(readout, files, tiny_vit):
     np.testing.assert_allclose(probabilities.numpy(), snapshot.predict_proba(images), atol=5e-3)
 
 
-def test_probabilities_are_fitted_to_the_size_of_the_scores(readout, files, tiny_vit):
+def test_the_temperature_is_fitted_to_the_scale_of_the_scores(readout, files, tiny_vit):
     """The temperature lies inside its grid, and classes that are told apart are told apart with some certainty."""
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, *sorted(files)[:4])
@@ -92,7 +92,7 @@ def test_probabilities_are_fitted_to_the_size_of_the_scores(readout, files, tiny
     assert model.predict_proba(asked(files)).max(1).mean() > 0.4
 
 
-def test_directions_of_another_readout_are_refused(files, tiny_vit, tmp_path):
+def test_tensors_of_another_readout_are_refused(files, tiny_vit, tmp_path):
     gaussian, plain = (tiny_model(tiny_vit, readout=name) for name in ("rgda", "whitened"))
     for model, name in ((gaussian, "g.onea"), (plain, "w.onea")):
         teach(model, files, "class00", "class01")
@@ -111,7 +111,7 @@ def test_classifiers_that_cannot_follow_the_adapter_are_refused(name, files, tin
         teach(tiny_model(tiny_vit, readout=name), files, "class00", "class01")
 
 
-def test_a_model_keeps_directions_in_half_of_the_room(files, tiny_vit, tmp_path):
+def test_factors_are_stored_in_bfloat16(files, tiny_vit, tmp_path):
     model = tiny_model(tiny_vit, readout="rgda")
     teach(model, files, "class00", "class01")
     model.save(tmp_path / "m.onea")
@@ -120,7 +120,7 @@ def test_a_model_keeps_directions_in_half_of_the_room(files, tiny_vit, tmp_path)
     assert torch.equal(kept.float(), model.snapshot().state.statistics.factors)
 
 
-def test_an_image_is_one_image_however_often_it_is_looked_at(files, tiny_vit):
+def test_image_counts_do_not_depend_on_the_number_of_views(files, tiny_vit):
     means = {}
     for views in (1, 3):
         model = tiny_model(tiny_vit, views=views)
@@ -158,7 +158,7 @@ def test_an_adapter_with_lower_accuracy_is_rejected(files, tiny_vit, monkeypatch
     assert model.score(known, [file.parent.name for file in known]) > 0.5
 
 
-def test_a_large_model_with_all_its_versions_stays_small():
+def test_size_of_a_large_model_with_all_its_versions():
     """200 classes on a ViT-B: the sizes of all tensors of a version, six of which a folder holds."""
     statistics = empty_statistics("rgda", 768).pad_to(200).state_dict()
     bytes_of = {
@@ -174,7 +174,7 @@ def test_a_large_model_with_all_its_versions_stays_small():
     assert (1 + Parameters.keep) * one < 150e6
 
 
-def test_one_class_is_told_from_what_is_far_away(readout, files, tiny_vit):
+def test_one_class_is_distinguished_from_very_different_images(readout, files, tiny_vit):
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, "class00")
     answers = model.snapshot().answers(files["class00"])
@@ -186,7 +186,7 @@ def test_one_class_is_told_from_what_is_far_away(readout, files, tiny_vit):
     assert familiarity < model.snapshot().compute_scores(files["class00"]).familiarity.min()
 
 
-def test_classes_too_small_to_hold_an_image_out_may_come_with_others(files, tiny_vit):
+def test_classes_too_small_for_held_out_images_can_be_taught_with_others(files, tiny_vit):
     """Every fifth class has three images, so that a fold of classes left out has no image that may be judged."""
     names = [f"c{number:02d}" for number in range(25)]
     photos = [file for name in sorted(files) for file in files[name]]

@@ -84,7 +84,7 @@ def reference(model, pixels):
 
 
 @pytest.mark.parametrize("held", IMAGES)
-def test_it_is_scored_on_images_however_they_are_held(model, files, pixels, reference, held):
+def test_cross_validation_accepts_images_in_any_form(model, files, pixels, reference, held):
     """The images have the size that the network is given, so all ways give the same numbers."""
     X = IMAGES[held](files, pixels)
     scores = cross_val_score(model, X, NAMES, cv=2, scoring="accuracy", error_score="raise")
@@ -93,7 +93,7 @@ def test_it_is_scored_on_images_however_they_are_held(model, files, pixels, refe
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_labels_come_back_as_they_were_given(model, pixels, kind):
+def test_predictions_have_the_type_of_the_labels(model, pixels, kind):
     y = LABELS[kind]
     fitted = clone(model).fit(pixels, y)
     np.testing.assert_array_equal(fitted.classes_, np.unique(y))
@@ -122,7 +122,7 @@ def test_a_grid_search_in_a_pipeline(tiny_vit, pixels, y):
 
 
 @pytest.mark.parametrize("y", [NAMES, NUMBERS], ids=["text", "numbers"])
-def test_probabilities_are_where_metrics_look_for_them(model, pixels, y):
+def test_probabilities_are_in_the_order_of_sorted_labels(model, pixels, y):
     """In the order of the sorted labels, also where they were taught in another."""
     stepwise = clone(model)
     for start in (12, 0, 6):
@@ -139,7 +139,7 @@ def test_probabilities_are_where_metrics_look_for_them(model, pixels, y):
     assert cross_val_predict(model, pixels, y, cv=2, method="predict_proba").shape == (18, 3)
 
 
-def test_a_learning_curve_may_learn_stepwise(model, pixels):
+def test_a_learning_curve_with_incremental_learning(model, pixels):
     """The same classes come three times, two images of each at first."""
     order = np.arange(18).reshape(3, 6).T.ravel()  # one of each class after the other
     _, _, scores = learning_curve(
@@ -154,7 +154,7 @@ def test_a_learning_curve_may_learn_stepwise(model, pixels):
     assert scores[-1].mean() > 0.5
 
 
-def test_an_untaught_model_goes_to_other_processes_and_a_taught_one_does_not(model, pixels):
+def test_only_an_untaught_model_can_be_pickled(model, pixels):
     again = pickle.loads(pickle.dumps(model))
     assert again.get_params() == model.get_params()
     assert again.fit(pixels, NAMES).score(pixels, NAMES) > 0.5
@@ -162,7 +162,7 @@ def test_an_untaught_model_goes_to_other_processes_and_a_taught_one_does_not(mod
         pickle.dumps(again)
 
 
-def test_asking_an_untaught_model_is_scikit_learns_error_and_ours(model, pixels):
+def test_predicting_with_an_untaught_model_raises_not_fitted_error(model, pixels):
     for ask in (model.predict, model.predict_proba, model.score):
         with pytest.raises(NotFittedError, match="teach it some first") as caught:
             ask(pixels)
@@ -172,7 +172,7 @@ def test_asking_an_untaught_model_is_scikit_learns_error_and_ours(model, pixels)
     check_is_fitted(clone(model).fit(pixels, NAMES))
 
 
-def test_scikit_learn_is_neither_needed_nor_loaded():
+def test_scikit_learn_is_neither_required_nor_imported():
     code = """if True:
         import sys, numpy, onea
         from onea.errors import OneaError
@@ -193,7 +193,7 @@ def test_scikit_learn_is_neither_needed_nor_loaded():
 # labels that are numbers
 
 
-def test_numbers_stay_numbers_on_disk_and_while_all_classes_are(model, pixels, tmp_path):
+def test_integer_labels_survive_saving_until_a_class_is_text(model, pixels, tmp_path):
     fitted = clone(model).fit(pixels[:12], NUMBERS[:12])
     path = fitted.save(tmp_path / "numbers.onea")
     for same in (fitted, onea.load(path)):
@@ -209,7 +209,7 @@ def test_numbers_stay_numbers_on_disk_and_while_all_classes_are(model, pixels, t
     assert loaded.undo().classes_.tolist() == [0, 3]
 
 
-def test_text_stays_text(model, pixels):
+def test_labels_given_as_text_stay_text(model, pixels):
     """Also if it looks like a number, and if numbers follow."""
     fitted = clone(model).fit(pixels[:12], ["1"] * 6 + ["2"] * 6)
     assert fitted.classes_.tolist() == ["1", "2"]
@@ -240,7 +240,7 @@ def test_an_unknown_image_is_minus_one_among_numbers(tiny_vit, pixels):
 
 
 @pytest.mark.parametrize("label", [0.5, float("nan"), float("inf"), None, 1j, [1], (1, 2), np.array([1, 2]), b"a"])
-def test_what_names_no_class_gets_one_sentence(model, pixels, label):
+def test_labels_of_other_types_are_refused(model, pixels, label):
     with pytest.raises(OneaError, match=r"Unknown label type: .* give text or whole numbers, one for each image"):
         clone(model).fit(pixels[:4], ["a", "a", "b", label])
 
@@ -293,7 +293,7 @@ CANNOT_PASS = {
 }
 NOT_RUN = {
     "check_methods_sample_order_invariance": "compares to 1e-9; how 32 bits round depends on the processor",
-    "check_methods_subset_invariance": "the same; test_batched_and_single_answers_are_the_same allows for it",
+    "check_methods_subset_invariance": "the same; test_batched_and_single_predictions_are_the_same allows for it",
 }
 
 
@@ -317,12 +317,12 @@ def _marked_checks():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("check", _marked_checks())
-def test_the_check_of_scikit_learn(tiny_vit, check):
+def test_scikit_learn_estimator_check(tiny_vit, check):
     small = {"epochs": 1, "rank": 4, "batch_size": 32, "precision": "fp32", "threads": 1, "device": "cpu"}
     check(Drawn(backbone=tiny_vit, unknown=0, **small))
 
 
-def test_every_exception_is_about_a_check_that_exists():
+def test_every_listed_check_exists():
     names = {_name(check) for check in _all_checks()}
     assert {*CANNOT_PASS, *NOT_RUN} <= names
     assert len(names) > 40

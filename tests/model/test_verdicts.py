@@ -69,7 +69,7 @@ def test_probabilities_of_all_classes_and_of_none_of_them_add_up_to_one(answers,
     )
 
 
-def test_a_verdict_never_contradicts_its_distribution(answers):
+def test_verdicts_agree_with_probabilities(answers):
     """No answer of 79.6 % beside none of the classes of 74.3 %."""
     assert {answer.verdict for answer in answers} == {"answer", "unsure", "unknown"}
     for answer in answers:
@@ -95,7 +95,7 @@ def test_the_verdict_does_not_depend_on_how_many_classes_are_listed(model, photo
         )
 
 
-def test_just_the_photos_below_the_threshold_are_unknown(model, estimator, photos):
+def test_exactly_the_photos_below_the_threshold_are_unknown(model, estimator, photos):
     """So that the stated rate of known photos answered unknown holds, whatever the slope."""
     shown = photos / "test"
     below = estimator.familiarity(shown) < estimator.threshold_
@@ -104,13 +104,13 @@ def test_just_the_photos_below_the_threshold_are_unknown(model, estimator, photo
     assert (estimator.predict(shown) == "unknown").tolist() == below.tolist()
 
 
-def test_where_nothing_is_unknown_the_classes_share_all_of_it(tiny_vit, photos):
+def test_without_unknown_class_probabilities_add_up_to_one(tiny_vit, photos):
     model = tiny_model(tiny_vit, unknown=0).learn(*files(photos, "train", range(KNOWN)))
     np.testing.assert_allclose(model.predict_proba(photos / "test").sum(1), 1)
     assert {answer.none for answer in model.snapshot().answers(photos / "test")} == {0.0}
 
 
-def test_one_class_has_a_distribution_too(tiny_vit, photos):
+def test_a_model_of_one_class_has_the_minimum_slope(tiny_vit, photos):
     """No class can be hidden from a model of one; the slope is the least one."""
     model = tiny_model(tiny_vit).learn(*files(photos, "train", range(1))).snapshot()
     _, known, _ = model.state.fit_familiarity()
@@ -119,7 +119,7 @@ def test_one_class_has_a_distribution_too(tiny_vit, photos):
     assert verdicts <= {"answer", "unknown"}
 
 
-def test_a_slope_falls_where_hidden_classes_cannot_be_told_from_known_ones():
+def test_the_slope_has_a_minimum_if_left_out_classes_look_known():
     """Or every image would be as probably of no class as not."""
     generator = torch.Generator().manual_seed(0)
     known, hidden = (torch.randn(200, generator=generator) for _ in range(2))
@@ -141,7 +141,7 @@ def test_candidates_are_the_two_or_three_best(chances, none, names):
     assert "".join(name for name, _ in candidates(ranked, none)) == names
 
 
-def test_there_is_one_accuracy(estimator, model, photos, tmp_path):
+def test_all_accuracies_agree(estimator, model, photos, tmp_path):
     """Of a folder that has strange photos among those of known classes: some are correct, wrong and unknown."""
     shown, labels = files(photos, "test", range(KNOWN))
     other, _ = files(photos, "test", range(KNOWN, 8))

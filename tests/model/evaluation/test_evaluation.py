@@ -41,7 +41,7 @@ def strange(tiny_images, tmp_path) -> Path:
     return tmp_path / "strange"
 
 
-def test_the_measures_are_those_of_the_models_own_judgement(model, tiny_images, strange):
+def test_open_set_metrics_follow_from_scores_and_familiarity(model, tiny_images, strange):
     found = evaluate(model, tiny_images / "test", unknown=strange)
     known = [file for name in KNOWN for file in sorted((tiny_images / "test" / name).iterdir())]
     judged, unknown = model.compute_scores(known), model.compute_scores(strange).familiarity
@@ -58,14 +58,14 @@ def test_the_measures_are_those_of_the_models_own_judgement(model, tiny_images, 
     assert found.open_set.accuracy == (model.predict(known) == [file.parent.name for file in known]).mean()
 
 
-def test_the_rest_of_an_evaluation_is_the_same_with_and_without_unknown_images(model, tiny_images, strange):
+def test_unknown_images_change_open_set_metrics_only(model, tiny_images, strange):
     alone, both = (evaluate(model, tiny_images / "test", unknown=where) for where in (None, strange))
     assert alone.open_set is None
     assert (alone.confusion == both.confusion).all()
     assert (alone.unknown_counts == both.unknown_counts).all()
 
 
-def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny_images, tmp_path, strange):
+def test_open_set_metrics_without_a_threshold(tiny_vit, tiny_images, tmp_path, strange):
     model = learned(tiny_vit, tiny_images, tmp_path, unknown=0)
     found = evaluate(model, tiny_images / "test", unknown=strange).open_set
     assert found is not None
@@ -76,7 +76,7 @@ def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny
 
 
 @pytest.mark.parametrize("name", ["class01", "CLASS01"])
-def test_images_of_a_class_that_the_model_knows_are_no_unknown_ones(model, tiny_images, strange, name):
+def test_unknown_images_in_a_folder_of_a_known_class_are_refused(model, tiny_images, strange, name):
     shutil.copytree(tiny_images / "test/class01", strange / "deep" / name)
     with pytest.raises(OneaError, match="contains images of 'class01', a class of the model"):
         evaluate(model, tiny_images / "test", unknown=strange)
@@ -84,7 +84,7 @@ def test_images_of_a_class_that_the_model_knows_are_no_unknown_ones(model, tiny_
         evaluate(model, tiny_images / "test", unknown=tiny_images / "test/class01")
 
 
-def test_a_folder_that_is_missing_or_empty_is_one_sentence(model, tiny_images, tmp_path):
+def test_a_missing_or_empty_folder_of_unknown_images_is_refused(model, tiny_images, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for name, words in (("empty", "no images below"), ("nowhere", "does not exist"), ("file", "is a file")):
@@ -117,7 +117,7 @@ def test_the_picture_of_a_model_without_a_threshold_has_none():
     assert not above.lines
 
 
-def test_images_that_are_all_alike_can_be_drawn():
+def test_equal_familiarity_can_be_drawn():
     for axes in drawn([1.0], [True], [1.0], 1.0).axes:
         low, high = axes.get_xlim()
         assert low < 1.0 < high

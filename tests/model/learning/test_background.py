@@ -61,7 +61,7 @@ def familiarity(model, images):
     return model.snapshot().compute_scores(images).familiarity
 
 
-def test_what_resembles_the_background_is_less_familiar(before, model, files):
+def test_images_like_the_background_become_less_familiar(before, model, files):
     model.learn_background(files["class04"])
     same = model.snapshot().state.signals()
     asked = [file for name in sorted(files) for file in files[name]]
@@ -80,7 +80,7 @@ def features_and_scores(model, images):
     return features, current.scorer(features)
 
 
-def test_the_background_is_no_class_and_changes_none(before, model, files):
+def test_the_background_changes_no_class(before, model, files):
     model.learn_background(files["class04"], name="nothing much")
     assert model.classes_.tolist() == before.classes_.tolist()
     np.testing.assert_array_equal(model.predict_proba(files["class05"]), before.predict_proba(files["class05"]))
@@ -120,7 +120,7 @@ def test_fit_starts_without_a_background(tiny_vit, files):
     assert len(model.snapshot().state.background) == 0
 
 
-def test_what_is_saved_answers_alike(model, files, tmp_path):
+def test_a_loaded_model_has_the_same_background(model, files, tmp_path):
     model.learn_background(files["class04"])
     loaded = onea.load(model.save(tmp_path / "shop.onea"), threads=1)
     assert torch.equal(familiarity(loaded, files["class05"]), familiarity(model, files["class05"]))
@@ -130,7 +130,7 @@ def test_what_is_saved_answers_alike(model, files, tmp_path):
     assert "with 6 images of none of them" in (tmp_path / "shop.onea/README.md").read_text("utf-8")
 
 
-def test_the_exported_graph_knows_the_background(model, files):
+def test_the_exported_graph_contains_the_background(model, files):
     model.set_params(unknown=0.2).learn_background(files["class04"])
     snapshot = model.snapshot()
     images = snapshot.read([file for name in sorted(files) for file in files[name]])
@@ -179,7 +179,7 @@ def test_the_background_moves_with_the_adapter(follow_drift, tiny_vit, files, mo
     assert torch.equal(moved, kept) != follow_drift
 
 
-def test_so_many_are_kept_and_the_seed_says_which(model, files, tmp_path):
+def test_a_seeded_sample_of_limited_size_is_kept(model, files, tmp_path):
     rng = np.random.default_rng(0)
     many = rng.integers(0, 256, (MAX_FEATURES + 40, 16, 16, 3), dtype=np.uint8)
     model.learn_background(many)
@@ -192,7 +192,7 @@ def test_so_many_are_kept_and_the_seed_says_which(model, files, tmp_path):
     assert onea.load(model.save(tmp_path / "shop.onea")).version == model.version
 
 
-def test_all_images_ever_given_have_the_same_chance_to_be_kept():
+def test_reservoir_sampling_is_uniform():
     """Ten of 60 in three parts, ten thousand times: each is kept 1667 times but for chance, five deviations at most."""
     generator, times = torch.Generator().manual_seed(0), torch.zeros(60)
     for _ in range(10_000):
@@ -234,7 +234,7 @@ def clear_photos(model, files):
     return found
 
 
-def test_taught_photos_are_no_background(model, files):
+def test_taught_photos_are_refused_as_background(model, files):
     """By their fingerprints, however few they are."""
     with pytest.raises(
         OneaError, match=r"1 of 7 background images were taught as a class .*2\.png as 'class01'"
@@ -245,7 +245,7 @@ def test_taught_photos_are_no_background(model, files):
     model.forget("class01").learn_background([*files["class04"], files["class01"][2]])
 
 
-def test_background_that_is_taught_as_a_class_is_background_no_longer(model, files, tmp_path):
+def test_background_that_is_taught_as_a_class_is_removed(model, files, tmp_path):
     """Next to its own photos, every image of the class would look like none."""
     model.learn_background([*files["class04"], *files["class05"]])
     both = model.snapshot().state.background
@@ -264,7 +264,7 @@ def test_background_that_is_taught_as_a_class_is_background_no_longer(model, fil
     assert model.history[-1]["relabelled_background"] == 0, "nothing says how photos of a class differ"
 
 
-def test_background_is_known_again_after_the_adapter_was_trained(model, files, tmp_path):
+def test_background_is_recognised_after_the_adapter_was_trained(model, files, tmp_path):
     model.learn_background(files["class04"])
     teach(model, files, *KNOWN)
     assert model.history[-1]["trained"]
@@ -293,7 +293,7 @@ def test_a_few_known_photos_are_learned_and_counted(model, files):
     assert len(before.state.held_out_signals) >= 20
 
 
-def test_with_few_images_held_out_nothing_is_clear(tiny_vit, files):
+def test_with_few_held_out_images_no_image_clearly_shows_a_class(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, "class00", "class01")
     assert len(without_fingerprints(model).snapshot().state.held_out_signals) < 20
     model.learn_background(files["class00"])
@@ -332,7 +332,7 @@ def test_a_damaged_background_is_named(model, files, tmp_path, spoil, reason):
         onea.load(path)
 
 
-def test_a_model_of_one_class_still_answers_with_it_beside_a_background(tiny_vit, files):
+def test_a_background_does_not_affect_a_model_of_one_class(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, KNOWN[0])
     familiar = model.familiarity(files["class01"] + files[KNOWN[0]])
     model.learn_background(files["class02"])

@@ -67,14 +67,14 @@ def saved(image, form, quality=80, scale=1.0):
         ("WEBP", 70, 0.7),
     ],
 )
-def test_a_copy_is_the_same_photo(form, quality, scale):
+def test_copies_match(form, quality, scale):
     images = [drawn(seed) for seed in range(40)]
     first = compute_fingerprints(squares(*images))
     second = compute_fingerprints(squares(*(saved(image, form, quality, scale) for image in images)))
     assert same_photos(first, second).nonzero().tolist() == [[row, row] for row in range(40)]
 
 
-def test_other_photos_are_not():
+def test_different_photos_do_not_match():
     many = compute_fingerprints(squares(*(drawn(seed) for seed in range(300))))
     assert many.shape == (300, WORDS)
     assert same_photos(many, many).nonzero().tolist() == [[row, row] for row in range(300)]
@@ -96,7 +96,7 @@ def other(image, kind):
 
 
 @pytest.mark.parametrize("kind", ["moved", "mirrored", "darker", "other colours", "one thing more"])
-def test_a_photo_of_a_series_is_not(kind):
+def test_photos_of_a_series_do_not_match(kind):
     images = [drawn(seed) for seed in range(40)]
     first, second = (
         compute_fingerprints(squares(*these)) for these in (images, [other(image, kind) for image in images])
@@ -104,7 +104,7 @@ def test_a_photo_of_a_series_is_not(kind):
     assert not same_photos(first, second).any()
 
 
-def test_an_image_of_nothing_is_like_no_other():
+def test_images_without_contrast_never_match():
     flat = np.full((3, 3, SIDE, SIDE), 200, np.uint8)
     flat[1] += 1
     assert not same_photos(compute_fingerprints(flat), compute_fingerprints(flat)).any()
@@ -117,7 +117,7 @@ def correlation(found, true):
     return float(np.mean((found * true).sum(1) / np.maximum(norms, 1e-9)))
 
 
-def test_no_layout_can_be_drawn_from_fingerprints():
+def test_images_cannot_be_reconstructed_from_fingerprints():
     """The best linear decoder of all bits and bytes, fitted to other photos; signs of frequencies gave it 0.6."""
     images = squares(*(drawn(seed, 96) for seed in range(1000)))
     pictures = np.asarray(images, float).mean(1).reshape(-1, 32, SIDE // 32, 32, SIDE // 32).mean((2, 4))
@@ -143,7 +143,7 @@ def frames(count, seed=0):
     return torch.from_numpy(prints)
 
 
-def test_repeats_are_those_of_all_pairs(monkeypatch):
+def test_comparison_in_blocks_equals_comparison_of_all_pairs(monkeypatch):
     """Compared some at a time, they are those that a list of all pairs has."""
     rng = np.random.default_rng(1)
     prints, known = frames(90), frames(40, seed=1)
@@ -174,7 +174,7 @@ def test_repeats_are_those_of_all_pairs(monkeypatch):
     assert any(unseen)
 
 
-def test_near_identical_photos_need_memory_in_proportion_to_their_number(monkeypatch):
+def test_memory_is_proportional_to_the_number_of_similar_photos(monkeypatch):
     """What is compared at a time does not grow with the photos, and no list of pairs is made."""
     held, compared = [0], [0]
     compare = module.same_photos
@@ -201,7 +201,7 @@ def test_ten_thousand_frames_of_a_still_camera_take_seconds():
     assert time.process_time() - began < 30
 
 
-def test_comparing_can_be_stopped():
+def test_comparison_can_be_cancelled():
     class Stopped(Progress):
         def start_phase(self, text):
             raise KeyboardInterrupt
@@ -211,7 +211,7 @@ def test_comparing_can_be_stopped():
 
 
 @pytest.mark.parametrize("kind", ["still", "series", "unlike"])
-def test_series_do_not_depend_on_how_many_photos_are_compared_at_a_time(kind, monkeypatch):
+def test_series_do_not_depend_on_the_block_size(kind, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(600, 48, generator=generator)
     if kind == "series":
@@ -269,7 +269,7 @@ def model(before, tmp_path):
     return onea.load(before.save(tmp_path / "shop.onea"), threads=1, precision="fp32", device="cpu")
 
 
-def test_the_same_arrival_again_says_so_and_has_no_figure(before, model, files):
+def test_repeating_an_update_changes_nothing_and_reports_no_accuracy(before, model, files):
     model.learn(*pairs(files, A))
     update = model.history[-1]
     assert (update["images"], update["repeated"], update["held_out"], update["held_out_accuracy"]) == (6, 6, 0, None)
@@ -288,7 +288,7 @@ def test_the_same_arrival_again_says_so_and_has_no_figure(before, model, files):
         assert np.array_equal(getattr(new, name), getattr(old, name))
 
 
-def test_the_parent_folder_of_all_arrivals_is_nothing_new(before, model, files, tmp_path):
+def test_teaching_the_parent_folder_of_all_updates_changes_nothing(before, model, files, tmp_path):
     for day, names in (("monday", (A, B)), ("tuesday", (C,))):
         (tmp_path / "photos" / day).mkdir(parents=True)
         for name in names:
@@ -299,14 +299,14 @@ def test_the_parent_folder_of_all_arrivals_is_nothing_new(before, model, files, 
     assert model.snapshot().state.images == before.snapshot().state.images
 
 
-def test_one_photo_again_and_photos_that_only_the_adapter_learns_from():
+def test_notes_on_repeated_photos():
     again = {"kind": "learn", "images": 1, "repeated": 1, "trained": False}
     assert notes(again) == ["all photos are repeated: nothing new was learned"]
     many = {"kind": "learn", "images": 9, "repeated": 9, "trained": True}
     assert notes(many) == ["all photos are repeated: only the adapter was trained again"]
 
 
-def test_old_photos_among_new_ones_count_once(tiny_vit, files):
+def test_repeated_photos_among_new_ones_count_once(tiny_vit, files):
     """The class is as if it had been taught its photos in two parts, and only new ones are held out for the figure."""
     twice = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(*pairs(files, A))
     once = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(files[A][3:], [A] * 3)
@@ -319,7 +319,7 @@ def test_old_photos_among_new_ones_count_once(tiny_vit, files):
         )
 
 
-def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monkeypatch):
+def test_statistics_of_repeated_classes_are_recomputed_by_the_new_adapter(model, before, files, monkeypatch):
     """Nothing has to be carried over: means are those of the photos under the adapter that was trained again."""
     from onea.learner import update
 
@@ -341,7 +341,7 @@ def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monk
     torch.testing.assert_close(state.statistics.means[:3], means, rtol=1e-4, atol=1e-4)
 
 
-def test_one_photo_under_two_names_is_told(model, files):
+def test_one_photo_with_two_classes_is_reported(model, files):
     model.learn([*files[D], files[B][3]], [D] * 7)
     update = model.history[-1]
     assert (update["repeated"], update["conflicts"]) == (0, 1)
@@ -352,7 +352,7 @@ def test_one_photo_under_two_names_is_told(model, files):
     assert model.snapshot().state.images == [6, 6, 6, 7]
 
 
-def test_forget_undo_and_rename_keep_them(model, before, files):
+def test_fingerprints_after_rename_forget_and_undo(model, before, files):
     model.rename(A, "apple").learn(files[A][:2], ["apple"] * 2)
     assert model.history[-1]["repeated"] == 2
     model.forget("apple")
@@ -391,7 +391,7 @@ def test_damaged_fingerprints_are_named(model, tmp_path, spoil):
         onea.load(tmp_path / "shop.onea")
 
 
-def test_it_is_learned_alike_without_an_estimator(before, files):
+def test_repeats_are_found_without_an_estimator(before, files):
     """As the service does."""
     state, engine = before.snapshot().state, before.snapshot().engine
     batch = read_labelled(*pairs(files, A), engine.side)

@@ -48,7 +48,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_way_to_hold_images_gives_the_same_pixels(source, files, pixels):
+def test_every_form_of_images_gives_the_same_pixels(source, files, pixels):
     batch = read_unlabelled(SOURCES[source](files, pixels), SIDE)
     assert np.array_equal(batch.pixels, pixels.transpose(0, 3, 1, 2))
 
@@ -58,7 +58,7 @@ def test_one_image_is_a_batch_of_one(files, pixels):
         assert len(read_unlabelled(one, SIDE)) == 1
 
 
-def test_loaders_and_datasets_bring_their_labels(pixels):
+def test_labels_of_loaders_and_datasets(pixels):
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     numbers = torch.tensor([0, 1, 0, 1, 1, 0])
     dataset = torch.utils.data.TensorDataset(images, numbers)
@@ -90,7 +90,7 @@ class Table:
         return (dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True))
 
 
-def test_hugging_face_datasets_name_their_classes(files):
+def test_class_names_of_hugging_face_datasets(files):
     photos = [Image.open(file) for file in files]
     table = Table(id=range(6), photo=photos, kind=[0, 1, 0, 1, 1, 0])
     assert read_labelled(table, None, SIDE).labels == ("cat", "dog", "cat", "dog", "dog", "cat")
@@ -114,12 +114,12 @@ def test_hugging_face_datasets_name_their_classes(files):
         ([b""], "empty"),
     ],
 )
-def test_what_is_no_image_gets_one_sentence(source, words):
+def test_invalid_images_are_refused(source, words):
     with pytest.raises(OneaError, match=words):
         read_unlabelled(source, SIDE)
 
 
-def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tiny_images, monkeypatch):
+def test_an_unreadable_folder_is_not_skipped(tiny_images, monkeypatch):
     """By nobody: for root there is no such folder."""
     closed, real = tiny_images / "test/class01", os.scandir
 
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tiny_images, mon
         find_images(tiny_images / "test")
 
 
-def test_labels_must_fit(files):
+def test_labels_must_match_the_images(files):
     with pytest.raises(OneaError, match="one label for each"):
         read_labelled(files, "cat", SIDE)
     with pytest.raises(OneaError, match=r"Labels are missing: give learn\(images, labels\)"):
@@ -143,7 +143,7 @@ def test_labels_must_fit(files):
     assert read_labelled(files, np.arange(6), SIDE).labels == ("0", "1", "2", "3", "4", "5")
 
 
-def test_bad_images_can_be_left_out(tmp_path, files):
+def test_unreadable_images_can_be_skipped(tmp_path, files):
     broken = tmp_path / "broken.png"
     broken.write_bytes(files[0].read_bytes()[:60])
     with pytest.raises(OneaError, match=r"1 of 7 images cannot be read .*cut short"):
@@ -153,7 +153,7 @@ def test_bad_images_can_be_left_out(tmp_path, files):
     assert "broken.png" in batch.skipped[0]
 
 
-def test_what_is_no_photo_in_a_class_folder_is_left_out_and_told(tmp_path, files):
+def test_other_files_in_class_folders_are_ignored_and_reported(tmp_path, files):
     for name in ("a/1.png", "a/2.JPG", "a/notes.txt", "a/IMG_1.AAE", "b/scan", "loose.png", "a/thumbs.db", "a/.x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())
@@ -168,7 +168,7 @@ def test_what_is_no_photo_in_a_class_folder_is_left_out_and_told(tmp_path, files
         read_labelled(tmp_path, None, SIDE)
 
 
-def test_what_is_no_photo_beside_class_folders_of_groups_is_left_out(tmp_path, files):
+def test_other_files_beside_group_folders_are_ignored(tmp_path, files):
     for name in ("monday/a/1.png", "monday/b/2.png", "monday/README", "tuesday/c/3.png", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())
@@ -178,7 +178,7 @@ def test_what_is_no_photo_beside_class_folders_of_groups_is_left_out(tmp_path, f
 
 
 @pytest.mark.parametrize("others", [(), ("kiwi/1.png",), ("kiwi/1.png", "kiwi/more/2.png")])
-def test_photos_beside_a_folder_of_their_class_are_not_passed_over(tmp_path, files, others):
+def test_photos_beside_folders_in_a_class_folder_are_refused(tmp_path, files, others):
     for name in ("lemon/1.png", "lemon/2.png", "lemon/edited/3.png", *others):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())
@@ -188,7 +188,7 @@ def test_photos_beside_a_folder_of_their_class_are_not_passed_over(tmp_path, fil
         read_labelled(tmp_path, None, SIDE)
 
 
-def test_thumbnails_of_a_disk_station_are_no_photos(tmp_path, files):
+def test_thumbnail_folders_of_a_disk_station_are_ignored(tmp_path, files):
     for name in ("a/1.png", "a/@eaDir/1.png/THUMB.jpg", "@eaDir/a.png", "__MACOSX/a/1.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())

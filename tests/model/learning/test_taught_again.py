@@ -21,7 +21,7 @@ IMAGES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**6), min
 
 
 @given(old=IMAGES, new=IMAGES)
-def test_every_class_counts_once_and_every_image(old, new):
+def test_every_class_and_every_image_counts_once(old, new):
     sizes = Sizes.from_counts(old, new)
     assert sizes.accumulated_classes + sizes.new_classes == pytest.approx(len(old.keys() | new.keys()))
     assert sizes.accumulated_samples + sizes.new_samples == sum(old.values()) + sum(new.values())
@@ -38,7 +38,7 @@ def test_different_classes_count_as_in_the_paper(old, new):
 
 
 @given(images=IMAGES, times=st.integers(1, 20))
-def test_the_same_photos_over_and_over_have_the_same_say_each_time(images, times):
+def test_repeated_updates_have_equal_weights(images, times):
     """The newest of k updates has a k-th, so the adapter is the mean of all k."""
     before = {name: times * count for name, count in images.items()}
     assert Sizes.from_counts(before, images).new_share == pytest.approx(1 / (times + 1))
@@ -80,7 +80,7 @@ def test_two_new_classes_count_as_much_as_two_that_were_taught_three_times(tiny_
     assert merged(model) == {A: 15, B: 15, C: 5, D: 5}
 
 
-def test_teaching_again_never_ends_the_training(tiny_vit, files):
+def test_new_classes_train_the_adapter_after_many_repetitions(tiny_vit, files):
     """Small backbones train on updates of a quarter of the classes or more: two of four are."""
     model = tiny_model(tiny_vit, epochs=1)
     for _ in range(7):
@@ -90,21 +90,21 @@ def test_teaching_again_never_ends_the_training(tiny_vit, files):
     assert teach(model, files, C, D).history[-1]["trained"]
 
 
-def test_known_classes_have_a_say_by_their_images(tiny_vit, files):
+def test_known_classes_are_weighted_by_their_images(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, A, B)
     teach(model, files, A, B, last=2)  # two more of each, after five
     assert new_share(model) == pytest.approx(2 / 7)
     assert merged(model) == {A: 7, B: 7}
 
 
-def test_an_arrival_of_known_and_new_classes(tiny_vit, files):
+def test_an_update_of_known_and_new_classes(tiny_vit, files):
     """The new one counts whole, the known one by half, since as many of its images came before."""
     model = teach(teach(tiny_model(tiny_vit), files, A, B, C), files, A, D)
     assert new_share(model) == pytest.approx(1.5 / 4)
     assert merged(model) == {A: 10, B: 5, C: 5, D: 5}
 
 
-def test_a_known_class_that_no_adapter_met_is_new_to_the_adapter(tiny_vit, files):
+def test_a_class_that_no_adapter_was_trained_on_counts_as_new(tiny_vit, files):
     """Taught alone, it only got a prototype."""
     model = teach(teach(tiny_model(tiny_vit), files, A, B), files, C)
     assert merged(model) == {A: 5, B: 5}
@@ -122,7 +122,7 @@ def test_a_forgotten_class_taught_again_is_the_same_class(tiny_vit, files):
     assert merged(model) == {A: 10, B: 5, C: 5, D: 5}
 
 
-def test_photos_taught_again_after_all_was_forgotten_are_judged_as_new_ones(tiny_vit, files):
+def test_familiarity_after_forgetting_all_and_teaching_again(tiny_vit, files):
     """Not beside themselves: while their spread was still there, all other photos were too far from the class."""
     model = teach(tiny_model(tiny_vit, views=1), files, A)  # one class trains no adapter
     asked = [*files[A], *files[B]]
@@ -141,19 +141,19 @@ def test_a_renamed_class_is_the_same_class(tiny_vit, files):
     assert merged(model) == {"apple": 10, B: 5, C: 5, D: 5, A: 5, E: 5}
 
 
-def test_a_class_that_takes_a_forgotten_ones_name_takes_its_place(tiny_vit, files):
+def test_a_class_renamed_to_a_forgotten_one_inherits_its_count(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, A, B, C).forget(A).rename(B, A)
     assert merged(model) == {A: 10, C: 5}
 
 
-def test_undo_takes_back_what_was_counted(tiny_vit, files):
+def test_undo_restores_the_counts(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, A, B)
     teach(model, files, A, C).rename(A, "apple").undo().undo()
     assert merged(model) == {A: 5, B: 5}
     assert new_share(teach(model, files, A, C)) == pytest.approx(1.5 / 3)
 
 
-def test_a_saved_model_counts_on(tiny_vit, files, tmp_path):
+def test_counts_are_saved(tiny_vit, files, tmp_path):
     path = teach(teach(tiny_model(tiny_vit), files, A, B, C), files, A, B).save(tmp_path / "m.onea")
     model = onea.load(path, threads=1, precision="fp32")
     assert merged(model) == {A: 10, B: 10, C: 5}
@@ -165,7 +165,7 @@ def test_a_saved_model_counts_on(tiny_vit, files, tmp_path):
     assert merged(onea.load(path)) == {A: 10, B: 10, C: 5}
 
 
-def test_a_service_counts_alike(shop, files):
+def test_a_service_counts_in_the_same_way(shop, files):
     from support.serving import service_of
 
     from onea.model.learning.images import read_labelled
@@ -180,7 +180,7 @@ def test_a_service_counts_alike(shop, files):
 
 
 @pytest.mark.parametrize("merged", [[6, 30], {"a": "many"}, {"a": -1}, {"a": 0}, {"a": 2.5}, 7, None])
-def test_counts_that_are_none_are_damage(tiny_vit, files, tmp_path, merged):
+def test_invalid_counts_are_damage(tiny_vit, files, tmp_path, merged):
     path = teach(tiny_model(tiny_vit, epochs=1), files, A, B).save(tmp_path / "m.onea")
     state = path / "states/000001/state.json"
     state.write_bytes(resealed(json.loads(state.read_text()) | {"adapter_images": merged}))

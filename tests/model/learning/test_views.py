@@ -62,7 +62,7 @@ FIRST = [f"class{number:02d}" for number in range(4)]
 
 
 @pytest.mark.parametrize("views", [1, VIEWS])
-def test_an_update_that_trains_nothing_passes_each_view_of_a_photo_once(tiny_vit, files, count, views):
+def test_an_update_without_training_computes_each_view_once(tiny_vit, files, count, views):
     model = thorough_model(tiny_vit, views=views)
     count(model, files, FIRST)
     passed = count(model, files, ["class04"])
@@ -70,7 +70,7 @@ def test_an_update_that_trains_nothing_passes_each_view_of_a_photo_once(tiny_vit
     assert passed == [views * len(files["class04"])] * 2
 
 
-def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(tiny_vit, files, count):
+def test_an_update_without_training_computes_each_cached_view_once(tiny_vit, files, count):
     model = thorough_model(tiny_vit, options=LAST)
     count(model, files, FIRST)
     passed = count(model, files, ["class04"])
@@ -78,7 +78,7 @@ def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(ti
     assert passed == [VIEWS * padded_size(len(files["class04"])), VIEWS * len(files["class04"])]
 
 
-def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(tiny_vit, files, count):
+def test_training_computes_the_lower_blocks_of_each_cached_view_once(tiny_vit, files, count):
     model = thorough_model(tiny_vit, options=LAST | {"cached_views": 4})
     passed = count(model, files, FIRST)
     update = model.history[-1]
@@ -89,7 +89,7 @@ def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(ti
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 4}])
-def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_vit, files, count, options):
+def test_classes_with_enough_images_use_no_crops(tiny_vit, files, count, options):
     images = len(files[FIRST[0]])
     model = thorough_model(tiny_vit, options=LAST | {"adapter_blocks": 0, "enough_images": images} | options)
     passed = count(model, files, FIRST)
@@ -108,7 +108,7 @@ def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_
 
 
 @pytest.mark.parametrize("cached", [2, 5])
-def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeypatch, cached):
+def test_training_and_statistics_use_the_same_views(tiny_vit, files, monkeypatch, cached):
     made, crops = [], []
     start, sample_crops = FixedViews.__init__, Engine.sample_crops
     monkeypatch.setattr(
@@ -122,7 +122,7 @@ def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeyp
     assert all(torch.equal(*pair) for pair in zip(crops, given[4], strict=True))
 
 
-def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
+def test_results_do_not_depend_on_memory(tiny_vit, files, monkeypatch):
     def taught():
         model = thorough_model(tiny_vit, options=LAST, held_out=0.0)  # no guard, whose threshold rounding could decide
         model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
@@ -138,7 +138,7 @@ def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
         torch.testing.assert_close(computed[name], value, rtol=0, atol=0.01 * max(1e-3, float(value.abs().max())))
 
 
-def test_in_low_precision_an_update_that_trains_looks_by_the_network_that_trains(tiny_vit, files, count, monkeypatch):
+def test_training_in_low_precision_also_computes_views_in_it(tiny_vit, files, count, monkeypatch):
     model, precisions = thorough_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
     below = CountingViT.to_block_eager
 
@@ -155,7 +155,7 @@ def test_in_low_precision_an_update_that_trains_looks_by_the_network_that_trains
 
 
 @pytest.mark.parametrize("new", [False, True])
-def test_full_precision_is_for_images_as_they_are_where_nothing_is_trained(tiny_vit, files, monkeypatch, new):
+def test_without_training_only_whole_images_are_computed_in_full_precision(tiny_vit, files, monkeypatch, new):
     model, precisions = thorough_model(tiny_vit, precision="bf16"), []
     forward = FrozenViT.forward_eager
 
@@ -176,7 +176,7 @@ def test_full_precision_is_for_images_as_they_are_where_nothing_is_trained(tiny_
     assert precisions == ([exact] if new else [rough, rough]) + [rough] * (VIEWS - 1)
 
 
-def test_the_default_does_little_more_than_look(tmp_path):
+def test_the_default_update_costs_little_more_than_feature_extraction(tmp_path):
     """Operations, which no load of a machine changes: 4.45 passes' worth for a network of the default one's shape."""
     write_tiny_vit(tmp_path / "vit.safetensors", depth=12, size=112)
     write_tiny_images(tmp_path / "images", classes=20, train=4, test=1, size=128)

@@ -71,7 +71,7 @@ def states(path: Path):
     return [folders.read_state(path, version) for version in folders.read_manifest(path).versions.kept]
 
 
-def test_neither_name_nor_rows_are_left_in_any_file(shop, onea):
+def test_no_file_contains_the_name_or_the_statistics(shop, onea):
     rows = [*rows_of(states(shop)[-1], GONE), *rows_of(states(shop)[0], EARLIER)]
     assert len(rows) > 20
     assert "forget it with --everywhere" in onea("forget", str(shop), GONE)[1]
@@ -88,7 +88,7 @@ def test_neither_name_nor_rows_are_left_in_any_file(shop, onea):
     assert "update 1" in history
 
 
-def test_the_others_answer_as_after_a_plain_forget(original, shop, tiny_images, tmp_path):
+def test_other_classes_are_predicted_as_after_a_plain_forget(original, shop, tiny_images, tmp_path):
     plain = onea.load(original.save(tmp_path / "plain.onea"), threads=1).forget(GONE)
     model = onea.load(shop, threads=1).forget(GONE, everywhere=True)
     assert model.predict_proba(tiny_images / "test").tolist() == plain.predict_proba(tiny_images / "test").tolist()
@@ -101,7 +101,7 @@ def test_the_others_answer_as_after_a_plain_forget(original, shop, tiny_images, 
     assert found_names(shop) == [KEPT]
 
 
-def test_it_can_be_taught_again_and_merges_count_as_before(original, files, shop):
+def test_an_erased_class_can_be_taught_again(original, files, shop):
     model = onea.load(shop, threads=1)
     sizes = sorted(model.snapshot().state.adapter_images.values())
     model.forget(GONE, everywhere=True).learn(files["class00"], [GONE] * 6)
@@ -117,7 +117,7 @@ def test_it_can_be_taught_again_and_merges_count_as_before(original, files, shop
     assert found_names(shop) == [KEPT]
 
 
-def test_only_what_there_was_can_be_forgotten(original):
+def test_unknown_names_are_refused(original):
     state = original.snapshot().state
     with pytest.raises(OneaError, match="has no class 'fig'"):
         erase(state, ["fig"], 9, "")
@@ -133,14 +133,14 @@ def test_only_what_there_was_can_be_forgotten(original):
         erase(once, [UNNAMED], 10, "")
 
 
-def test_a_name_that_another_class_has_by_now_stays(original):
+def test_a_name_that_another_class_has_now_stays(original):
     state = original.snapshot().state.rename(KEPT, EARLIER, 8, "")
     gone = erase(state, [GONE], 9, "")
     assert gone.classes == ("class02", EARLIER, "class03")
     assert GONE not in str(gone.updates)
 
 
-def test_what_cannot_be_removed_is_named_and_removed_by_the_next_attempt(shop, monkeypatch, onea):
+def test_a_file_that_cannot_be_removed_is_named_and_removed_later(shop, monkeypatch, onea):
     kept = folders.read_manifest(shop).versions.kept
     unlink = Path.unlink
 

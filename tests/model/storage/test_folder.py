@@ -92,7 +92,7 @@ def listing(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_a_loaded_model_answers_bit_for_bit_alike(original, saved, photos):
+def test_a_loaded_model_is_bit_identical(original, saved, photos):
     model = onea.load(saved, threads=1)
     assert np.array_equal(model.predict_proba(photos), original.predict_proba(photos))
     assert model.predict(photos).tolist() == original.predict(photos).tolist()
@@ -108,7 +108,7 @@ def test_it_loads_in_another_process(original, saved, photos, tmp_path):
     assert np.array_equal(np.load(out), original.predict_proba(photos))
 
 
-def test_learning_goes_on_after_loading_as_if_it_had_never_stopped(tiny_vit, tiny_images, photos, tmp_path):
+def test_learning_continues_identically_after_loading(tiny_vit, tiny_images, photos, tmp_path):
     files = class_folders(tiny_images / "train")
     first, second = ("class00", "class01"), ("class02", "class04")
 
@@ -123,7 +123,7 @@ def test_learning_goes_on_after_loading_as_if_it_had_never_stopped(tiny_vit, tin
     assert np.array_equal(whole.predict_proba(photos), resumed.predict_proba(photos))
 
 
-def test_undo_on_disk_restores_the_answers_and_never_reuses_a_version(original, saved, photos):
+def test_undo_in_a_folder_never_reuses_a_version(original, saved, photos):
     before = onea.load(saved).predict_proba(photos)
     folders.change(saved, lambda state, version, date: state.forget(["class01"], version, date))
     assert len(onea.load(saved).classes_) == 5
@@ -147,7 +147,7 @@ def test_only_the_last_versions_are_kept(tiny_vit, tiny_images, tmp_path):
     assert len(list((path / "states").iterdir())) == 3
 
 
-def test_the_card_tells_the_history(saved):
+def test_the_model_card_shows_the_history(saved):
     text = (saved / "README.md").read_text("utf-8")
     assert "6 classes, taught with" in text
     assert text.count("\n| ") == 1 + 3
@@ -155,7 +155,7 @@ def test_the_card_tells_the_history(saved):
     assert (saved / "history.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_card_counts_as_info_does(saved, monkeypatch):
+def test_the_model_card_counts_classes_images_and_updates(saved, monkeypatch):
     """Whatever was forgotten and taught again, in one class or none, and from inside of the folder."""
     monkeypatch.chdir(saved)
     for names, told in (
@@ -185,7 +185,7 @@ def test_a_full_disk_changes_nothing(saved, monkeypatch):
     assert after == before
 
 
-def test_only_one_process_writes_and_a_dead_one_does_not_block(saved):
+def test_only_one_process_writes_and_a_killed_one_does_not_block(saved):
     code = f"""
         import time
         from pathlib import Path
@@ -209,13 +209,13 @@ def test_only_one_process_writes_and_a_dead_one_does_not_block(saved):
     assert onea.load(saved).version == 4
 
 
-def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path):
+def test_a_lock_without_a_save_leaves_no_folder(tmp_path):
     with pytest.raises(RuntimeError), locked(tmp_path / "new.onea"):
         raise RuntimeError
     assert not (tmp_path / "new.onea").exists()
 
 
-def test_somebody_elses_update_is_not_overwritten(saved):
+def test_an_update_by_another_process_is_not_overwritten(saved):
     mine, theirs = onea.load(saved), onea.load(saved)
     theirs.forget("class00").save(saved)
     with pytest.raises(OneaError, match="is not based on"):
@@ -223,7 +223,7 @@ def test_somebody_elses_update_is_not_overwritten(saved):
     assert "class00" not in onea.load(saved).classes_
 
 
-def test_another_models_folder_and_other_folders_are_left_alone(tiny_vit, tiny_images, saved, tmp_path):
+def test_folders_of_other_models_and_other_files_are_not_overwritten(tiny_vit, tiny_images, saved, tmp_path):
     other = tiny_model(tiny_vit).learn(tiny_images / "train")
     with pytest.raises(OneaError, match="is not based on"):
         other.save(saved)
@@ -261,13 +261,13 @@ def test_undo_does_not_need_the_card(original, saved, photos, lost):
     assert onea.load(saved).version == 2
 
 
-def test_a_training_job_may_have_any_name_and_its_history_is_text(tiny_vit, tiny_images, tmp_path):
+def test_unprintable_names_of_updates_are_escaped(tiny_vit, tiny_images, tmp_path):
     """As of a folder whose name is not of this system's encoding."""
     path = tiny_model(tiny_vit).learn(tiny_images / "train", name="Mon\udcffday\n").save(tmp_path / "m.onea")
     assert onea.load(path).history[0]["name"] == "Mon\\udcffday\\n"
 
 
-def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
+def test_undo_recovers_from_a_damaged_version(original, saved, photos):
     before = onea.load(saved, threads=1).undo().predict_proba(photos)
     (saved / "states/000003/state.safetensors").write_bytes(b"")
     with pytest.raises(OneaError, match="if it is the newest version, run `onea undo`"):
@@ -278,7 +278,7 @@ def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
 
 
 @pytest.mark.parametrize("lost", ["state.json", "state.safetensors", "."])
-def test_a_version_that_lacks_a_file_is_damaged_and_has_the_same_way_back(saved, lost):
+def test_undo_recovers_from_a_missing_file(saved, lost):
     place = saved / "states/000003" / lost
     shutil.rmtree(place) if place.is_dir() else place.unlink()
     with pytest.raises(OneaError, match=r"000003 is damaged .state.* is missing.; .* run `onea undo`"):
@@ -312,7 +312,7 @@ def test_a_damaged_earlier_version_is_named_when_it_is_needed(saved, photos, one
     assert folders.undo(saved)[1].version == 1
 
 
-def test_an_earlier_version_of_another_model_is_not_gone_back_to(tiny_vit, tiny_images, saved, tmp_path):
+def test_undo_refuses_an_earlier_version_of_another_model(tiny_vit, tiny_images, saved, tmp_path):
     """As of a folder that was put in place of the one that was loaded."""
     model = onea.load(saved)
     other = tiny_model(tiny_vit).learn(tiny_images / "train", name="other")
@@ -324,7 +324,7 @@ def test_an_earlier_version_of_another_model_is_not_gone_back_to(tiny_vit, tiny_
             needs_it()
 
 
-def test_reading_does_not_grow_with_the_versions_that_are_kept(saved, photos, onea_command, reads, tmp_path):
+def test_the_files_read_do_not_depend_on_the_number_of_versions(saved, photos, onea_command, reads, tmp_path):
     """Of two folders that differ in nothing but earlier versions, the same files are read, and the same bytes."""
     alone = Path(shutil.copytree(saved, tmp_path / "alone.onea"))
     for version in ("000001", "000002"):
@@ -380,7 +380,7 @@ def test_every_file_needs_its_checksum(saved, tmp_path):
             onea.load(saved)
 
 
-def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeypatch):
+def test_a_state_that_could_not_be_read_again_is_not_written(original, tmp_path, monkeypatch):
     import dataclasses
 
     import torch
@@ -413,7 +413,7 @@ def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
 @pytest.mark.parametrize(
     ("number", "words"), [(4, "before the first release of onea .format 4.; teach a new model"), (6, "update onea")]
 )
-def test_a_folder_of_another_format_is_refused_and_left_alone(saved, number, words):
+def test_a_folder_of_another_format_is_refused_and_unchanged(saved, number, words):
     content = json.loads((saved / "model.json").read_text("utf-8")) | {"format": number}
     (saved / "model.json").write_bytes(resealed(content))
     with pytest.raises(OneaError, match=words):
@@ -421,7 +421,7 @@ def test_a_folder_of_another_format_is_refused_and_left_alone(saved, number, wor
     assert json.loads((saved / "model.json").read_text("utf-8"))["format"] == number
 
 
-def test_the_golden_folder_answers_as_it_did(tiny_vit, photos):
+def test_predictions_of_the_golden_folder(tiny_vit, photos):
     model = onea.load(GOLDEN, backbone=tiny_vit, threads=1)
     expected = json.loads((GOLDEN / "expected.json").read_text())
     assert model.classes_.tolist() == expected["classes"]
@@ -430,7 +430,7 @@ def test_the_golden_folder_answers_as_it_did(tiny_vit, photos):
     assert model.version == 3
 
 
-def test_the_golden_folder_is_evaluated_as_it_was(tiny_vit, photos, tmp_path):
+def test_evaluation_of_the_golden_folder(tiny_vit, photos, tmp_path):
     """Answers, shares, mistakes and the measures of unknown images, as `onea evaluate --json` prints them."""
     generator = np.random.default_rng(3)
     for number in range(6):

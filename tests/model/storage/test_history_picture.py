@@ -64,19 +64,19 @@ def test_an_interval_is_drawn_to_scale():
 
 
 @pytest.mark.parametrize(("better", "worse"), [(10, 9), (5, 4), (1, 0)])
-def test_more_right_answers_stand_higher(better, worse):
+def test_dots_of_higher_accuracy_are_higher(better, worse):
     high, low = (places(pixels([learned(1, 2, 2, right)]), GREEN)[0].mean() for right in (better, worse))
     assert high < low
 
 
-def test_bars_are_as_high_as_classes_are_many():
+def test_bars_are_proportional_to_numbers_of_classes():
     rows, across = places(pixels([learned(1, 40, 40), learned(2, 20, 60)]), BLUE)
     middle = (across.min() + across.max()) / 2
     first, second = (np.ptp(rows[side]) for side in (across < middle, across > middle))
     assert first == pytest.approx(2 * second, abs=3)
 
 
-def test_what_was_not_measured_is_not_shown():
+def test_unmeasured_accuracies_are_not_shown():
     forgot = {"version": 2, "kind": "forget", "known": 1, "classes": ["pear"]}
     picture = pixels([learned(1, 2, 2), forgot])
     for colour in (GREEN, ORANGE):
@@ -91,7 +91,7 @@ def test_any_number_of_updates(updates):
 
 
 @pytest.mark.parametrize("most", [*range(30), 99, 100, 101, 9_999, 12_345])
-def test_ticks_reach_the_largest_in_few_round_steps(most):
+def test_ticks_reach_the_maximum_in_few_round_steps(most):
     found = ticks(most)
     assert found[0] == 0
     assert most <= found[-1]

@@ -74,7 +74,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_a_link_is_refused_and_what_it_leads_to_is_left_alone(received, tiny_images, name):
+def test_a_link_is_refused_and_its_target_unchanged(received, tiny_images, name):
     place = received / name
     if place.is_dir():
         shutil.rmtree(place)
@@ -91,7 +91,7 @@ def test_a_link_is_refused_and_what_it_leads_to_is_left_alone(received, tiny_ima
 
 
 @pytest.mark.parametrize("target", [".model.json.{}.partial", ".README.md.{}.partial"])
-def test_a_link_where_our_partial_file_will_be_is_not_written_through(received, target):
+def test_a_link_in_place_of_a_partial_file_is_not_followed(received, target):
     victim = received.parent / "secret.md"
     (received / target.format(os.getpid())).symlink_to(victim)
     rename(received)
@@ -99,7 +99,7 @@ def test_a_link_where_our_partial_file_will_be_is_not_written_through(received, 
     assert "null" in onea.load(received, threads=1).classes_
 
 
-def test_the_model_itself_may_lie_behind_a_link(received):
+def test_the_path_of_a_model_may_be_a_link(received):
     """Whoever gives a path has chosen it."""
     link = received.parent / "mine.onea"
     link.symlink_to(received)
@@ -107,7 +107,7 @@ def test_the_model_itself_may_lie_behind_a_link(received):
     assert "null" in onea.load(link, threads=1).classes_
 
 
-def test_a_lock_with_another_name_elsewhere_is_not_written_to(received):
+def test_a_lock_file_with_a_hard_link_is_refused(received):
     victim = received.parent / "secret.md"
     (received / "lock").unlink()
     (received / "lock").hardlink_to(victim)
@@ -117,7 +117,7 @@ def test_a_lock_with_another_name_elsewhere_is_not_written_to(received):
 
 
 @pytest.mark.parametrize("name", ["lock", "model.json", "README.md", "states/000002/state.json"])
-def test_pipes_and_folders_in_place_of_files_are_refused_at_once(received, name):
+def test_pipes_and_folders_in_place_of_files_are_refused(received, name):
     (received / name).unlink()
     os.mkfifo(received / name)
     with pytest.raises(OneaError, match="not a plain file"):
@@ -128,7 +128,7 @@ def test_pipes_and_folders_in_place_of_files_are_refused_at_once(received, name)
         rename(received)
 
 
-def test_only_our_own_names_are_removed(received):
+def test_only_files_of_a_model_are_removed(received):
     """Versions that no longer count go, and our files in them; what somebody put beside them stays."""
     states = received / "states"
     ours = [states / "000009", states / ".partial-abcd1234", states / "000008"]
@@ -200,7 +200,7 @@ def test_versions_whose_manifest_was_lost_are_never_overwritten(received, tiny_v
 # A full disk
 
 
-def test_a_full_disk_without_a_lock_file_gets_one_sentence_and_leaves_nothing(received, tiny_images, monkeypatch):
+def test_a_full_disk_without_a_lock_file_leaves_nothing(received, tiny_images, monkeypatch):
     real = os.open
 
     def full(path, flags, *arguments, **options):
@@ -220,7 +220,7 @@ def test_a_full_disk_without_a_lock_file_gets_one_sentence_and_leaves_nothing(re
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_a_first_save_that_finds_no_room_leaves_nothing(made, tmp_path, monkeypatch, moment):
+def test_a_first_save_on_a_full_disk_leaves_nothing(made, tmp_path, monkeypatch, moment):
     model, real, calls = onea.load(made, threads=1), os.fsync, 0
 
     def full(handle):

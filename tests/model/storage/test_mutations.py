@@ -148,14 +148,14 @@ def try_accidents(trial: Trial, each: int, share: float = 1.0) -> int:
     return count
 
 
-def test_accidents_are_noticed_or_harmless(trial):
+def test_accidental_changes_are_detected_or_harmless(trial):
     """A sample; --slow tries all."""
     assert try_accidents(trial, each=2, share=0.3) > 30
     assert trial.refused > trial.same > 0
 
 
 @pytest.mark.slow
-def test_many_accidents_are_noticed_or_harmless(trial, tried):
+def test_many_accidental_changes_are_detected_or_harmless(trial, tried):
     count = try_accidents(trial, each=100)
     trial.report(tried, "accidents")
     assert count > 1_000
@@ -192,7 +192,7 @@ def try_hostile_json(trial: Trial, name: str, share: float) -> int:
 
 
 @pytest.mark.parametrize(("name", "share"), [("model.json", 0.04), ("states/000003/state.json", 0.005)])
-def test_hostile_values_give_a_sentence_and_remove_nothing(trial, name, share):
+def test_hostile_values_are_refused_and_nothing_is_removed(trial, name, share):
     """A sample; --slow tries all."""
     assert try_hostile_json(trial, name, share) > 10
     assert trial.refused > 0
@@ -200,7 +200,7 @@ def test_hostile_values_give_a_sentence_and_remove_nothing(trial, name, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("model.json", 1.0), ("states/000003/state.json", 0.3)])
-def test_many_hostile_values_give_a_sentence_and_remove_nothing(trial, name, share, tried):
+def test_many_hostile_values_are_refused_and_nothing_is_removed(trial, name, share, tried):
     count = try_hostile_json(trial, name, share)
     trial.report(tried, f"hostile values in {name}")
     assert count > 500
@@ -224,7 +224,7 @@ def test_many_hostile_values_give_a_sentence_and_remove_nothing(trial, name, sha
         ({"format": 0}, "no format"),
     ],
 )
-def test_a_manifest_that_cannot_be_true(trial, change, reason):
+def test_an_impossible_manifest_is_refused(trial, change, reason):
     file = trial.fresh() / "model.json"
     whole = json.loads(file.read_bytes())
     if "params" in change:
@@ -252,7 +252,7 @@ def test_a_manifest_that_cannot_be_true(trial, change, reason):
         ({"updates": [{"kind": "sing"}]}, "'version' is missing"),
     ],
 )
-def test_a_description_that_cannot_be_true(trial, change, reason):
+def test_an_impossible_state_is_refused(trial, change, reason):
     file = trial.fresh() / "states/000003/state.json"
     whole = json.loads(file.read_bytes())
     for name, new in change.items():
@@ -264,7 +264,7 @@ def test_a_description_that_cannot_be_true(trial, change, reason):
 
 
 @pytest.mark.parametrize("name", ["held_out_accuracy", "overall_accuracy"])
-def test_a_history_that_cannot_be_true(trial, name):
+def test_an_impossible_history_is_refused(trial, name):
     file = trial.fresh() / "states/000003/state.json"
     whole = json.loads(file.read_bytes())
     learned = next(update for update in whole["updates"] if update["kind"] == "learn")
@@ -276,7 +276,7 @@ def test_a_history_that_cannot_be_true(trial, name):
     trial.check(name)
 
 
-def test_parameters_that_python_takes_for_others_are_taken_so(trial):
+def test_equal_parameters_of_another_type_are_converted(trial):
     file = trial.fresh() / "model.json"
     whole = json.loads(file.read_bytes())
     file.write_bytes(resealed(whole | {"params": whole["params"] | {"keep": 2.0, "mirror": 1}}))
@@ -285,7 +285,7 @@ def test_parameters_that_python_takes_for_others_are_taken_so(trial):
     assert type(params["keep"]) is int
 
 
-def test_json_that_is_not_meant_to_be_read(trial):
+def test_hostile_json_is_refused(trial):
     """NaN, numbers beyond all numbers, brackets without end, sparse gigabytes."""
     for name in ("model.json", "states/000003/state.json"):
         whole = (trial.shop / name).read_text()
@@ -358,7 +358,7 @@ def hostile_tensors(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, byt
     yield "a network of 100,000 features", with_header(json.dumps(wide))
 
 
-def test_hostile_tensors_give_a_sentence(trial):
+def test_hostile_tensors_are_refused(trial):
     """Their checksums are right, so only a look at them tells."""
     cases = list(hostile_tensors(load_file(trial.shop / "states/000003/state.safetensors")))
     chosen = [case for number, case in enumerate(cases) if number % 5 == 0 or number >= len(cases) - 20]
@@ -369,7 +369,7 @@ def test_hostile_tensors_give_a_sentence(trial):
 
 
 @pytest.mark.slow
-def test_all_hostile_tensors_give_a_sentence(trial, tried):
+def test_all_hostile_tensors_are_refused(trial, tried):
     cases = list(hostile_tensors(load_file(trial.shop / "states/000003/state.safetensors")))
     for what, tensors in cases:
         with_tensors(trial.fresh() / "states/000003", tensors)
@@ -377,7 +377,7 @@ def test_all_hostile_tensors_give_a_sentence(trial, tried):
     trial.report(tried, "hostile tensors")
 
 
-def test_sparse_gigabytes_of_tensors_are_not_read(trial):
+def test_a_huge_sparse_tensor_file_is_not_read(trial):
     file = trial.fresh() / "states/000003/state.safetensors"
     with file.open("r+b") as opened:
         opened.truncate(100 * 2**30)

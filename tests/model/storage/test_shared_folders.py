@@ -49,14 +49,14 @@ def assert_no_path(place: Path, private: Path) -> None:
             assert told.encode() not in content, f"{told} in {name}"
 
 
-def test_a_model_folder_holds_no_path(model, private, tmp_path):
+def test_a_model_folder_contains_no_path(model, private, tmp_path):
     saved = model.save(tmp_path / "models" / "shop.onea")
     assert_no_path(saved, private)
     assert model.snapshot().state.backbone.keys() == {"name", "sha256", "config"}
     assert json.loads((saved / "model.json").read_bytes())["params"]["backbone"] == "net.safetensors"
 
 
-def test_an_update_of_a_loaded_model_adds_none(model, private, tmp_path, tiny_images):
+def test_an_update_of_a_loaded_model_adds_no_path(model, private, tmp_path, tiny_images):
     saved = model.save(tmp_path / "models" / "shop.onea")
     loaded = onea.load(saved, device="cpu", threads=1)
     assert loaded.backbone == str(private)
@@ -64,7 +64,7 @@ def test_an_update_of_a_loaded_model_adds_none(model, private, tmp_path, tiny_im
     assert_no_path(saved, private)
 
 
-def test_what_is_pushed_holds_no_path(model, private, tmp_path, monkeypatch):
+def test_a_pushed_model_contains_no_path(model, private, tmp_path, monkeypatch):
     def upload(*, repo_id, folder_path, **rest):
         return str(shutil.copytree(folder_path, tmp_path / "hub"))
 
@@ -76,7 +76,7 @@ def test_what_is_pushed_holds_no_path(model, private, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
-def test_an_exported_file_holds_no_path(to, model, private, tmp_path):
+def test_an_exported_file_contains_no_path(to, model, private, tmp_path):
     """PyTorch notes for each operation which line of which file asked for it."""
     if to == "onnx":
         onnx_runtime_or_skip()
@@ -85,7 +85,7 @@ def test_an_exported_file_holds_no_path(to, model, private, tmp_path):
     assert_no_path(tmp_path / "out", private)
 
 
-def test_the_file_is_found_where_it_was(model, private, tmp_path, monkeypatch):
+def test_the_backbone_file_is_found_where_it_was_last_used(model, private, tmp_path, monkeypatch):
     saved, wanted = model.save(tmp_path / "models" / "shop.onea"), model.classes_.tolist()
     monkeypatch.chdir(tmp_path)
     assert onea.load(saved, device="cpu", threads=1).classes_.tolist() == wanted
@@ -98,7 +98,7 @@ def test_the_file_is_found_where_it_was(model, private, tmp_path, monkeypatch):
     assert onea.load(saved, device="cpu", threads=1).backbone == str(moved), "it has been given once"
 
 
-def test_on_another_machine_the_file_is_looked_for_beside_the_folder(model, private, tmp_path, tiny_images):
+def test_the_backbone_file_is_found_beside_the_model_folder(model, private, tmp_path, tiny_images):
     saved = model.save(tmp_path / "models" / "shop.onea")
     wanted = model.predict_proba(tiny_images / "test")
     shutil.rmtree(cache_folder())
@@ -110,7 +110,7 @@ def test_on_another_machine_the_file_is_looked_for_beside_the_folder(model, priv
 
 
 @pytest.mark.parametrize("note", ["", "[]", "{}", '{"file": 3}', '{"file": "/nowhere/net.safetensors"}'])
-def test_a_spoilt_note_leads_nowhere(note, model, tmp_path):
+def test_a_damaged_cache_entry_is_ignored(note, model, tmp_path):
     saved = model.save(tmp_path / "models" / "shop.onea")
     [place] = (cache_folder() / "backbones").iterdir()
     place.write_text(note)
@@ -119,7 +119,7 @@ def test_a_spoilt_note_leads_nowhere(note, model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../net.safetensors", "/etc/net.safetensors", "a\\net.safetensors"])
-def test_a_folder_from_somebody_leads_to_no_other_place(name, model, tmp_path):
+def test_a_backbone_name_with_a_path_is_refused(name, model, tmp_path):
     saved = model.save(tmp_path / "models" / "shop.onea")
     [file] = saved.glob("states/*/state.json")
     described = json.loads(file.read_bytes())
