@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backbones of the shapes that people use, through all that is done with one: runs, models, exports."""
+"""Backbones of all supported families, in runs, models and exports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_model_predicts_the_same_with_a_moved_backbone(backbone, tiny_images, 
     photos = [str(files[0]) for files in folders.values()]
     wanted = model.predict_proba(photos)
     model.save(tmp_path / "shop.onea")
-    save_file(load_file(backbone), moved)  # without its metadata: the model knows them
+    save_file(load_file(backbone), moved)  # without its metadata, which the model has
     loaded = onea.load(tmp_path / "shop.onea", backbone=str(moved), device="cpu", threads=1)
     np.testing.assert_array_equal(loaded.predict_proba(photos), wanted)
     assert loaded.snapshot().state.backbone["config"] == model.snapshot().state.backbone["config"]
@@ -72,7 +72,7 @@ def test_export_to_onnx(name, tiny_images, tmp_path):
     assert export(model.snapshot(), "onnx", tmp_path / "model.onnx").difference < 1e-4
 
 
-# Networks that nothing can take part in
+# Networks whose blocks take no adapter
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_the_image_size_of_a_run_is_part_of_its_key(tiny_run, tmp_path):
     "name", ["vit_base_patch16_224.augreg_in21k", "vit_base_patch16_siglip_224.webli", "convnext_tiny.in12k"]
 )
 def test_crop_and_interpolation_of_the_weights(name):
-    """As timm prepares an image for them, but for the rounding of Pillow's resizing."""
+    """Preprocessing equals that of timm, except for the rounding in Pillow's resizing."""
     from PIL import Image
     from timm.data import create_transform, resolve_data_config
 
@@ -177,7 +177,7 @@ def test_invalid_image_sizes_are_refused(size, tiny_vit, tiny_run, tiny_images):
 
 
 def test_licences_are_reported(tiny_images, tmp_path, monkeypatch):
-    """In the card and the file, and in push_to_hub if it applies when the model is passed on."""
+    """In the model card and the model folder, and by ``push_to_hub`` if the licence has terms for passing models on."""
     model = tiny_model(str(write_toy("DINOv3", tmp_path))).learn(tiny_images / "train")
     state = model.snapshot().state
     assert state.backbone["licence"] == "dinov3-license"

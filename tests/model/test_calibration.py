@@ -47,7 +47,7 @@ def drawn(counts: list[int], seed: int) -> tuple[torch.Tensor, list[str], torch.
 
 
 def groups(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """What an update holds out together."""
+    """The series, which an update holds out together."""
     return find_series(features, labels, ClassStatistics.empty(features.shape[1]))
 
 
@@ -94,7 +94,7 @@ def test_held_out_images_do_not_depend_on_other_classes():
 
 
 def test_images_without_series_are_held_out_separately():
-    """Groups of the least usual images would be harder than what comes later, and every answer too modest."""
+    """Groups of unusual images would be harder than later images, so probabilities would be too low."""
     labels = torch.arange(10).repeat_interleave(30)
     features = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
     found = groups(features, labels)
@@ -121,7 +121,7 @@ def in_series(generator: torch.Generator, centres: torch.Tensor, series: int) ->
 
 @pytest.mark.parametrize("classes", [3, 10, 100])
 def test_series_are_found_among_few_classes_and_many(classes):
-    """Of few images there are fewer than features, and their own spread would make all deviations orthogonal."""
+    """With fewer images than features, their own covariance would make all deviations orthogonal."""
     generator = torch.Generator().manual_seed(0)
     features, labels = in_series(generator, 2 * torch.randn(classes, 256, generator=generator), 6)
     wanted = torch.arange(6).repeat_interleave(5).repeat(classes)
@@ -129,7 +129,7 @@ def test_series_are_found_among_few_classes_and_many(classes):
 
 
 def test_photos_of_another_day_are_unknown_about_as_often_as_stated():
-    """Photos come in series; those held out say what to expect of new series, which random ones would not."""
+    """Photos come in series: held-out series are like new ones, randomly held-out photos are not."""
     generator = torch.Generator().manual_seed(0)
     centres = 2 * torch.randn(200, 64, generator=generator)
     features, labels = in_series(generator, centres, 6)
@@ -193,7 +193,7 @@ def test_where_photos_come_in_series_a_quarter_of_the_class_is_missing(tiny_vit,
     noise = torch.randn(len(rows), state.statistics.width, generator=torch.Generator().manual_seed(3))
     views = (state.statistics.means[rows] + state.statistics.means.std() * noise)[None]
     nothing = empty_statistics(state.readout, state.statistics.width).pad_to(len(state.classes))
-    honest = torch.zeros(len(rows), dtype=torch.bool)
+    untrained = torch.zeros(len(rows), dtype=torch.bool)
 
     def fitted(groups: torch.Tensor, folds: int) -> float:
         scores = torch.empty(len(rows), len(state.classes))
@@ -204,7 +204,7 @@ def test_where_photos_come_in_series_a_quarter_of_the_class_is_missing(tiny_vit,
     alone, pairs = torch.arange(len(rows)), torch.arange(len(rows)) // 2
     assert fitted(pairs, 4) != fitted(pairs, 10)
     for groups, folds in ((alone, 10), (pairs, 4)):
-        found, _ = calibrate(blank, nothing, views, rows, groups, honest)
+        found, _ = calibrate(blank, nothing, views, rows, groups, untrained)
         assert found.temperature == pytest.approx(fitted(groups, folds))
 
 
@@ -213,7 +213,7 @@ def signals_at(middle: float, count: int, seed: int) -> torch.Tensor:
 
 
 def test_earlier_signals_follow_the_drift_of_held_out_images():
-    """Classes that came since make known images less clear; images of earlier updates are gone, but for some."""
+    """New classes make known images less distinct; of images of earlier updates, only held-out ones are stored."""
     margins, then = signals_at(-1.0, 200, 1), signals_at(0.0, 400, 2)
     moved = _follow_drift(margins, then, 0.5 * then - 3.0)
     torch.testing.assert_close(moved, 0.5 * margins - 3.0, rtol=0.05, atol=0.1)
@@ -225,16 +225,16 @@ def test_earlier_signals_follow_the_drift_of_held_out_images():
 
 def test_signals_of_training_images_are_corrected():
     trained, unseen = signals_at(1.0, 1000, 3), signals_at(0.0, 40, 4)
-    signals, honest = torch.cat([trained, unseen]), torch.arange(1040) >= 1000
+    signals, untrained = torch.cat([trained, unseen]), torch.arange(1040) >= 1000
     alone, each = torch.zeros(1040, dtype=torch.int64), torch.arange(1040)
-    moved = _correct_for_training(signals, alone, each, honest)
-    assert torch.equal(moved[honest], unseen)
-    torch.testing.assert_close(moved[~honest].mean(0), unseen.mean(0), rtol=1e-4, atol=1e-4)
-    raised = _correct_for_training(torch.cat([trained - 9, unseen]), alone, each, honest)
-    assert torch.equal(raised[~honest], trained - 9), "nothing becomes more familiar"
-    series = _correct_for_training(signals, alone, each // 4, honest)
-    half = _correct_for_training(signals, alone, torch.where(each % 2 == 0, each, 2000), honest)
+    moved = _correct_for_training(signals, alone, each, untrained)
+    assert torch.equal(moved[untrained], unseen)
+    torch.testing.assert_close(moved[~untrained].mean(0), unseen.mean(0), rtol=1e-4, atol=1e-4)
+    raised = _correct_for_training(torch.cat([trained - 9, unseen]), alone, each, untrained)
+    assert torch.equal(raised[~untrained], trained - 9), "nothing becomes more familiar"
+    series = _correct_for_training(signals, alone, each // 4, untrained)
+    half = _correct_for_training(signals, alone, torch.where(each % 2 == 0, each, 2000), untrained)
     assert (series < half).all(), "where images come in series, some are missed"
     assert (half < moved).all()
-    nobody = torch.zeros_like(honest)
-    assert torch.equal(_correct_for_training(signals, alone, each // 4, nobody), signals), "nothing was trained"
+    none = torch.zeros_like(untrained)
+    assert torch.equal(_correct_for_training(signals, alone, each // 4, none), signals), "nothing was trained"

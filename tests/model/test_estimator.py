@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimator: what it must keep whatever is taught in which order, and how it behaves towards scikit-learn."""
+"""The estimator: learning in any order, undo, failures, concurrency, and parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def taught(tiny_vit, tiny_images):
 
 
 def test_it_learns(taught, tiny_images):
-    """Far above the sixth that guessing gives; an image answered unknown counts as wrong."""
+    """The accuracy is far above one sixth, that of guessing; ``unknown`` counts as wrong."""
     assert taught.score(tiny_images / "test") > 0.6
     assert taught.classes_.tolist() == [f"class{n:02d}" for n in range(6)]
     assert taught.version == 1
@@ -62,10 +62,10 @@ def test_the_same_seed_gives_the_same_model(tiny_vit, tiny_images, taught):
 
 
 # Means and the scatter add up exactly. Directions of a class are rounded to bfloat16 (a relative 2^-9, so 2^-8 in
-# their squares), and in which basis depends on the classes before it.
+# their squares), in a basis that depends on earlier classes.
 @pytest.mark.parametrize(("readout", "relative"), [("whitened", 0.0), ("rgda", 2**-8)])
 def test_single_classes_may_arrive_in_any_order(readout, relative, tiny_vit, tiny_images):
-    """One class at a time trains no adapter, so only the order of the classes is left to differ."""
+    """Updates of one class train no adapter, so only the order of the classes can make a difference."""
     folders = class_folders(tiny_images / "train")
     models = []
     for order in (list(folders), list(reversed(folders))):
@@ -247,7 +247,7 @@ def test_forget_without_names_is_refused(tiny_vit, tiny_images):
 
 
 def test_numpy_numbers_are_valid_parameters(tiny_vit, tiny_images, tmp_path):
-    """As they come from np.arange: they were trained with, and could not be saved."""
+    """NumPy numbers, as from ``np.arange``, can be saved, too."""
     numbers = {"seed": np.int64(3), "epochs": np.int64(2), "keep": np.int64(2), "views": np.int64(2)}
     others = {"held_out": np.float32(0.1), "mirror": np.bool_(True), "options": {"patience": np.int64(2)}}
     sizes = {"image_size": np.int64(14), "depth": np.int64(1), "learning_rate": np.float32(0.05)}

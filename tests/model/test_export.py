@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports: the file answers as the model does, for any batch, and is kept only then."""
+"""Exports: a file is kept only if it predicts like the model, for any batch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def session_of(path):
 
 
 def same(found, wanted):
-    """Probabilities to 1e-3, and the same best class where two are not equally good."""
+    """Probabilities agree to 1e-3, and the best class is the same unless there is a tie."""
     np.testing.assert_allclose(found, wanted, atol=1e-3)
     best = np.sort(wanted, axis=1)
     ties = best[:, -1] - best[:, -2] < 1e-3
@@ -87,7 +87,7 @@ def test_onnx_predicts_like_the_model_on_a_thousand_images(model, thousand, expo
 
 
 def test_photos_of_any_shape_are_resized_as_pillow_resizes_them(model):
-    """The part of the graph before the network, alone, and pixel by pixel."""
+    """The part of the graph before the network, compared pixel by pixel."""
     onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     from onea.data.decode import fit
     from onea.vit.onnx import prepend_resize
@@ -152,7 +152,7 @@ def common_kinds(picture, number, random, saved):
 
 
 def heic_kinds(picture, number, random, saved):
-    """As iPhones take photos."""
+    """HEIC, the format of photos of iPhones."""
     pytest.importorskip("pillow_heif", reason="HEIC needs the extra pillow-heif").register_heif_opener()
     with_alpha = picture.copy()
     with_alpha.putalpha(Image.fromarray(random.integers(0, 256, picture.size[::-1], dtype=np.uint8)))
@@ -163,7 +163,7 @@ def heic_kinds(picture, number, random, saved):
 
 
 def answered_by_the_service(shop, files):
-    """Probabilities of every class, of files in formats that strangers may send."""
+    """Probabilities of every class from the service, which accepts only some formats."""
     serving = pytest.importorskip("support.serving", exc_type=ImportError)
     with serving.client_of(shop) as client:
         known = [one["name"] for one in client.get("/classes").json()["classes"]]
@@ -258,7 +258,7 @@ def test_a_file_that_differs_is_not_kept(model, tmp_path, monkeypatch):
 
 
 def test_a_folder_is_refused_as_a_file(model, tmp_path):
-    """Told at once, and not as a folder above it that cannot be written to."""
+    """It is refused before the export, with a message about the folder itself."""
     with pytest.raises(OneaError, match=r"is a folder; name a file in it, such as .*/model\.pt2\.$"):
         export(model, "torch", tmp_path)
     assert not list(tmp_path.iterdir())

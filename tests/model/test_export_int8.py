@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports in eight bits: labelled photos decide whether there is a file, and only the network changes."""
+"""Exports in int8: only the network is quantised, and a file is kept only if it passes the check on labelled photos."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(tiny_vit, tiny_images):
 def test_smoothing_does_not_change_features(tiny_vit):
     vit = load_backbone(tiny_vit)
     with torch.no_grad():
-        vit.vit.blocks[0].norm2.weight[3] *= 50  # one channel that leaves the others no levels
+        vit.vit.blocks[0].norm2.weight[3] *= 50  # one channel so large that the others get no quantisation levels
     images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(2))
     even = copy.deepcopy(vit)
     smooth_activations(even, lambda: even(images))
@@ -45,7 +45,7 @@ def test_smoothing_does_not_change_features(tiny_vit):
 
 
 def test_only_the_network_is_quantised(model, tiny_images, tmp_path, monkeypatch):
-    """Whether these few stripes stay inside the gate depends on the machine, so here it is open."""
+    """The limits are switched off, because passing them with so few photos depends on the machine."""
     onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MAX_LOSS", 1.0)
     monkeypatch.setattr(quality, "MIN_AGREEMENT", 0.0)
@@ -56,7 +56,7 @@ def test_only_the_network_is_quantised(model, tiny_images, tmp_path, monkeypatch
     eight = [name for name, kind in kinds.items() if kind == onnx.TensorProto.INT8 and len(tensors[name].dims) == 2]
     assert len(eight) == 2 * 4 + 2 - 1, "four products in each block and two of the adapter in the last, less one of it"
     multiplied = {node.input[1] for node in written.graph.node if node.op_type == "MatMulInteger"}
-    assert multiplied == set(eight), "as whole numbers: none is expanded to be multiplied"
+    assert multiplied == set(eight), "products are computed with integers: no weight is dequantised first"
     head = [name for name in tensors if name.startswith(("scorer.", "familiarity."))]
     wanted = {name: value for name, value in Graph(model).state_dict().items() if name in head}
     assert head
@@ -67,7 +67,7 @@ def test_only_the_network_is_quantised(model, tiny_images, tmp_path, monkeypatch
     found = np.concatenate([session.run(["probabilities"], {"images": photo[None]})[0] for photo in photos])
     gaps = np.abs(found - model.predict_proba(photos)).max(1)
     assert gaps.mean() < 0.1
-    assert gaps.max() > 1e-5, "eight bits are not thirty-two"
+    assert gaps.max() > 1e-5, "int8 differs from fp32"
     facts = json.loads(done.description.read_text())
     assert facts["precision"] == "int8"
     assert done.quality is not None
@@ -89,7 +89,7 @@ def test_photos_of_untaught_classes_alone_are_refused(model, tiny_images, tmp_pa
 
 
 def test_photos_of_untaught_classes_do_not_count(model, tiny_images, tmp_path, monkeypatch):
-    """No answer to them is right, so that each of them made the share of lost answers smaller."""
+    """Their predictions are never correct, so each of these photos would reduce the share of lost predictions."""
     onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MAX_LOSS", 1.0)
     monkeypatch.setattr(quality, "MIN_AGREEMENT", 0.0)
@@ -120,7 +120,7 @@ def test_few_photos_have_confidence_bounds(capsys):
 
 
 def test_the_confidence_bounds_hold_for_95_percent_of_samples():
-    """Sampled from a known loss and agreement, the bounds must cover them about as often as promised."""
+    """The bounds from samples must cover the true loss and agreement in about 95 % of cases."""
     random, photos, lost, won, same = np.random.default_rng(1), 200, 0.04, 0.02, 0.95
     loss_covered, agreement_covered = [], []
     for _ in range(2000):

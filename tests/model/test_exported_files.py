@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exported files: what they replace, and what a killed export leaves."""
+"""Exported files: which files they may replace, and the cleanup after a killed export."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_force_replaces_an_export_of_another_kind(onea, shop):
     assert (code, place.read_bytes()) == (2, b"an earlier export")
     assert "its precision is int8" in err
     assert onea(*words, "--force")[0] == 0
-    assert onea(*words)[0] == 0, "the same kind again needs no force"
+    assert onea(*words)[0] == 0, "an export of the same kind is replaced without --force"
     assert json.loads(place.with_name("shop.pt2.json").read_text())["precision"] == "fp32"
 
 
@@ -92,7 +92,7 @@ def test_files_of_a_killed_export_are_removed_by_the_next_one(tmp_path, tiny_vit
         left = tmp_path / process.stdout.readline().strip()
         with pytest.raises(OneaError, match=f"is being written by process {process.pid}"), partial_folder(path):
             pass
-        assert left.is_dir(), "it is still being made"
+        assert left.is_dir(), "it is still being written"
         process.kill()
     assert (left / "model.onnx").is_file()
     export(tiny_model(tiny_vit).learn(tiny_images / "train").snapshot(), "torch", path)

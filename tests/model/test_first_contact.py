@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody meets who tries a model in Python for the first time."""
+"""First steps with a model in Python: imports, progress bars, forms of images and labels, and error messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_repr_shows_classes_images_and_version(model, tiny_vit):
     assert len(repr(tiny_model(tiny_vit, epochs=1).learn([np.zeros((8, 8, 3), np.uint8)] * 40, [*range(20)] * 2))) < 400
 
 
-# a bar
+# progress bars
 
 
 class Listener(Progress):
@@ -63,7 +63,7 @@ class Listener(Progress):
 
 
 def on_a_terminal(monkeypatch) -> io.StringIO:
-    """What a bar writes, as if standard error were a terminal."""
+    """The output of a progress bar, as if standard error were a terminal."""
     screen = io.StringIO()
     monkeypatch.setattr(progress_bar, "Console", lambda **options: Console(file=screen, force_terminal=True, width=100))
     return screen
@@ -131,8 +131,6 @@ def test_verbose_also_controls_the_progress_bar_of_predictions(model, monkeypatc
 
 
 def test_progress_counts_each_image_when_read_and_when_computed(model):
-    """Once it is read, once it is looked at."""
-
     class Counting(Progress):
         done: dict[str, int] = {}  # noqa: RUF012 - one test, one instance
 
@@ -152,11 +150,11 @@ def test_verbose_is_not_saved(model, tmp_path):
     assert onea.load(path, verbose=False).verbose is False
 
 
-# images and labels however they are held
+# forms of images and labels
 
 
 class Column:
-    """A column of a table whose types are not numpy's, as Polars has it."""
+    """A column of a table whose type is not one of NumPy, as in Polars."""
 
     dtype = "String"
 
@@ -221,7 +219,7 @@ def test_messages_name_python_arguments_not_command_line_options(model, files, t
         tiny_model("nowhere.safetensors").learn(files, NAMES)
 
 
-# what lies behind an answer
+# features, familiarity and evaluation
 
 
 def test_transform_returns_the_features_that_are_classified(model, files):
@@ -240,18 +238,18 @@ def test_unknown_images_are_those_below_the_threshold(model, files, tiny_vit):
 
 
 def test_an_evaluation_has_results_for_each_class(model, files):
-    found = model.evaluate(files, np.repeat(["plum", "fig", "date"], 6))  # the third was never taught
-    assert {*found.by_class} == {"plum", "fig", "date"}
-    assert found.by_class["plum"].images == 6
-    assert found.untaught_classes == ("date",)
-    assert found.images == 12, "a class that was never taught can be neither correct nor wrong"
-    correct = sum(found.by_class[name].correct for name in ("plum", "fig"))
-    assert found.accuracy == correct / 12
-    assert found.accuracy + found.wrong + found.unknown == pytest.approx(1)
-    assert not [mistake for mistake in found.confusions() if mistake[0] == "date"]
-    told = found.as_json()
-    low, high = told["accuracy_interval"]
-    assert 0 <= low <= found.accuracy <= high <= 1
-    assert f"accuracy {100 * low:.0f} to {100 * high:.0f} % (95 % confidence interval)" in str(found)
-    assert [one["class"] for one in told["untaught_classes"]] == ["date"]
-    assert {one["class"] for one in told["classes"]} == {"plum", "fig"}
+    evaluation = model.evaluate(files, np.repeat(["plum", "fig", "date"], 6))  # the third was never taught
+    assert {*evaluation.by_class} == {"plum", "fig", "date"}
+    assert evaluation.by_class["plum"].images == 6
+    assert evaluation.untaught_classes == ("date",)
+    assert evaluation.images == 12, "images of untaught classes are neither correct nor wrong"
+    correct = sum(evaluation.by_class[name].correct for name in ("plum", "fig"))
+    assert evaluation.accuracy == correct / 12
+    assert evaluation.accuracy + evaluation.wrong + evaluation.unknown == pytest.approx(1)
+    assert not [mistake for mistake in evaluation.confusions() if mistake[0] == "date"]
+    values = evaluation.as_json()
+    low, high = values["accuracy_interval"]
+    assert 0 <= low <= evaluation.accuracy <= high <= 1
+    assert f"accuracy {100 * low:.0f} to {100 * high:.0f} % (95 % confidence interval)" in str(evaluation)
+    assert [one["class"] for one in values["untaught_classes"]] == ["date"]
+    assert {one["class"] for one in values["classes"]} == {"plum", "fig"}

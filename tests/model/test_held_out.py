@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A figure over all classes from features of held-out images, and how sure any such figure is."""
+"""Accuracy on all classes from stored features of held-out images, and confidence intervals."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ def held_out(features, rows):
     return HeldOutImages(features, rows, torch.zeros(len(rows), WORDS, dtype=torch.int64))
 
 
-NOBODY = held_out(torch.empty(0, 1, 1), torch.empty(0, dtype=torch.int64))
+NO_IMAGES = held_out(torch.empty(0, 1, 1), torch.empty(0, dtype=torch.int64))
 
 
 def test_wilson_intervals_equal_published_ones():
     """Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
-    for right, total, wanted in (
+    for correct, total, expected in (
         (81, 263, (0.2553, 0.3662)),
         (15, 148, (0.0624, 0.1605)),
         (0, 20, (0.0, 0.1611)),
         (1, 29, (0.0061, 0.1718)),
     ):
-        assert wilson_interval(right, total) == pytest.approx(wanted, abs=5e-5)
+        assert wilson_interval(correct, total) == pytest.approx(expected, abs=5e-5)
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("share", "images"), [(0.8, 40), (0.95, 30)])
 def test_wilson_intervals_cover_the_true_share_19_times_out_of_20(share, images):
-    draw = random.Random(0)
+    rng = random.Random(0)
     inside = 0
     for _ in range(2000):
-        low, high = wilson_interval(sum(draw.random() < share for _ in range(images)), images)
+        low, high = wilson_interval(sum(rng.random() < share for _ in range(images)), images)
         inside += low <= share <= high
     assert 0.92 < inside / 2000 < 0.985
 
 
 @pytest.mark.parametrize("readout", ["rgda", "slda", "ncm"])
 def test_held_out_images_are_removed_from_the_statistics(readout):
-    """Where labels are drawn at random nothing can be known, though images that are in the statistics look known."""
+    """With random labels, accuracy is that of chance, unless an image is included in the statistics."""
     generator = torch.Generator().manual_seed(1)
     features, rows = torch.randn(80, 1, 64, generator=generator), torch.arange(80) % 4
     classifier = make_classifier(readout)
@@ -74,10 +74,10 @@ def test_a_limited_number_of_the_newest_images_of_each_class_is_kept():
     kept = held_out(features[:200], rows[:200]).with_newer(held_out(features[200:], rows[200:]))
     assert len(kept.rows) == 300  # three of each of 100 classes
     assert set(kept.rows.tolist()) == set(range(100))
-    many = NOBODY.with_newer(held_out(features, torch.zeros(300, dtype=torch.int64)))
+    many = NO_IMAGES.with_newer(held_out(features, torch.zeros(300, dtype=torch.int64)))
     assert many.features.flatten().tolist() == list(range(MAX_PER_CLASS))
     assert not many.rows.any()
-    crowded = NOBODY.with_newer(held_out(torch.zeros(2000, 1, 1), torch.arange(2000) % 200))
+    crowded = NO_IMAGES.with_newer(held_out(torch.zeros(2000, 1, 1), torch.arange(2000) % 200))
     assert torch.bincount(crowded.rows).max() == MIN_PER_CLASS
 
 
@@ -101,7 +101,7 @@ def test_the_overall_accuracy_covers_all_classes(model):
 
 
 def test_no_accuracy_is_reported_for_few_images(model):
-    """Of four held-out images, none or all may be right by chance."""
+    """Of four held-out images, none or all may be correct by chance."""
     for update in model.history:
         for name in ("held_out", "overall", "cross_validated"):
             assert update[f"{name}_accuracy"] is update[f"{name}_interval"] is None
@@ -123,7 +123,7 @@ def taught(model, images, names=NAMES):
 def test_accuracies_are_reported_from_twenty_images_on(tiny_vit, tiny_images):
     (update,) = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images).history
     assert update["held_out"] == update["overall_images"] == 24
-    assert update["overall_accuracy"] == update["held_out_accuracy"], "the same images, judged the same way"
+    assert update["overall_accuracy"] == update["held_out_accuracy"], "both are measured on the same images"
     for name in ("held_out", "overall", "cross_validated"):
         low, high = update[f"{name}_interval"]
         assert 0 <= low <= update[f"{name}_accuracy"] <= high <= 1
@@ -132,7 +132,7 @@ def test_accuracies_are_reported_from_twenty_images_on(tiny_vit, tiny_images):
 
 
 def test_with_few_held_out_images_accuracy_is_cross_validated(tiny_vit, tiny_images):
-    """The figure is that of each photo by the statistics of photos of other folds."""
+    """Each photo is scored by the statistics of photos in other folds."""
     model = taught(tiny_model(tiny_vit, views=1, epochs=1, single_class="skip"), tiny_images, NAMES[:3])
     update, state = model.history[-1], model.snapshot().state
     assert (update["held_out"], update["held_out_accuracy"], update["cross_validated_images"]) == (3, None, 27)
@@ -151,7 +151,7 @@ def test_with_few_held_out_images_accuracy_is_cross_validated(tiny_vit, tiny_ima
 
 
 def test_teaching_everything_again_reports_the_gain(tiny_vit, tiny_images):
-    """On photos that were held out both times, judged before and after."""
+    """The accuracies before and after are measured on photos that were held out both times."""
     model = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images)
     before = model.snapshot().state
     again, state = taught(model, tiny_images).history[-1], model.snapshot().state
@@ -216,7 +216,7 @@ def test_the_overall_accuracy_names_the_version_that_was_measured():
     gone = {"version": 2, "kind": "forget", "date": "2026-01-01", "classes": ["a"], "known": 1}
     console = Console(width=200, file=io.StringIO())
     print_history(console, [learned | figures | overall, gone], (1, 2))
-    assert "), of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
+    assert "), of all 2 classes of version 1\n" in console.file.getvalue(), "not of the current classes"
 
 
 def test_held_out_features_are_saved_forgotten_and_restored(model, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose adapter is in the last blocks alone: taught, saved, loaded, gone back from and exported."""
+"""Models with an adapter in the last blocks only: teaching, saving, loading, undo and export."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def shop(taught, tmp_path) -> Path:
 
 
 def taught_with(path: Path, **backbone: str) -> Path:
-    """The same model, whose folder says that it was taught with another network."""
+    """The same model, with another network in its description."""
     for file in path.glob("states/*/state.json"):
         described = json.loads(file.read_bytes())
         file.write_bytes(resealed(described | {"backbone": described["backbone"] | backbone}))
@@ -64,7 +64,7 @@ def test_info(shop, onea):
     assert any(BETTER in remark for remark in found["remarks"])
     out = onea("info", str(taught_with(shop, name=DEFAULT, sha256=BUNDLED[DEFAULT])))[1]
     assert f"of {DEFAULT}, 84" in out
-    assert len(out.splitlines()) == 4, "of the network nothing; one class at a time trains no adapter"
+    assert len(out.splitlines()) == 4, "no advice about the network, only about the untrained adapter"
 
 
 def test_updates_do_not_repeat_the_advice_about_the_network(shop, tiny_images, onea):

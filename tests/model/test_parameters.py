@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets of models: what each trains, and what options given later change."""
+"""Presets of models, and options that override them now or later."""
 
 from __future__ import annotations
 

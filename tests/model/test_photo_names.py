@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of photos are for whoever taught them: neither the model folder nor what a service tells anybody has one."""
+"""Names of photos are reported to the user who teaches them; model folders and the service do not reveal them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tiny_images: Path, tmp_path: Path) -> Path:
 
 
 def names_in(path: Path) -> set[str]:
-    """Which of the names any file of a folder has in it, or is called by."""
+    """The private names that occur in a file of a folder, or in its path."""
     files = [file for file in path.rglob("*") if file.is_file()]
     return {name for name in PRIVATE for file in files if name.encode() in file.read_bytes() or name in str(file)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every readout of a model: taught, saved, loaded, gone back from, exported."""
+"""Every readout of a model: teaching, saving, loading, undo and export."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_the_exported_graph_predicts_the_same(readout, files, tiny_vit):
     snapshot = model.snapshot()
     images = snapshot.read(asked(files))
     probabilities, none = Graph(snapshot)(torch.from_numpy(images.pixels).float() / 255)
-    assert not none.any(), "nothing is unknown where nobody asked for it"
+    assert not none.any(), "nothing is unknown if that is switched off"
     np.testing.assert_allclose(probabilities.numpy(), snapshot.predict_proba(images), atol=5e-3)
 
 
 def test_the_temperature_is_fitted_to_the_scale_of_the_scores(readout, files, tiny_vit):
-    """The temperature lies inside its grid, and classes that are told apart are told apart with some certainty."""
+    """The temperature lies inside its grid, and probabilities of distinct classes are not too low."""
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, *sorted(files)[:4])
     assert 1e-3 < model.snapshot().state.temperature < 1
@@ -133,19 +133,21 @@ def test_image_counts_do_not_depend_on_the_number_of_views(files, tiny_vit):
 
 
 def test_an_adapter_with_lower_accuracy_is_rejected(files, tiny_vit, monkeypatch):
-    """Training that ends in an adapter under which all images look the same: the network answers as it was.
+    """If training ends in an adapter that makes all images look the same, the network is used without it.
 
-    How much a rate that is too high destroys depends on rounding, so the destruction is written into the weights.
+    The effect of a too high learning rate depends on rounding, so the weights are spoiled directly.
     """
 
-    def ruinous(*args):
+    def spoil_adapter(*args):
         merged, report = train_and_merge(*args)
         for name, weight in merged.tensors.items():
-            weight.fill_(1e12 if "up.bias" in name else 0)  # next to it, what an image adds is lost in rounding
+            weight.fill_(
+                1e12 if "up.bias" in name else 0
+            )  # so large that differences between images are lost in rounding
         return merged, report
 
     train_and_merge = learning._train_and_merge
-    monkeypatch.setattr(learning, "_train_and_merge", ruinous)
+    monkeypatch.setattr(learning, "_train_and_merge", spoil_adapter)
     names = sorted(files)
     model = tiny_model(tiny_vit, held_out=0.5)
     teach(model, files, *names[:4])
@@ -153,13 +155,15 @@ def test_an_adapter_with_lower_accuracy_is_rejected(files, tiny_vit, monkeypatch
     assert (update["trained"], update["epochs"] > 0) == (False, True)
     state = model.snapshot().state
     assert state.adapter_images == {}
-    assert not any(value.any() for name, value in state.adapter.items() if "up.weight" in name), "as it began"
+    assert not any(value.any() for name, value in state.adapter.items() if "up.weight" in name), (
+        "the adapter is the initial one"
+    )
     known = [file for name in names[:4] for file in files[name]]
     assert model.score(known, [file.parent.name for file in known]) > 0.5
 
 
 def test_size_of_a_large_model_with_all_its_versions():
-    """200 classes on a ViT-B: the sizes of all tensors of a version, six of which a folder holds."""
+    """200 classes on a ViT-B: the sizes of all tensors of a version; a folder has six versions."""
     statistics = empty_statistics("rgda", 768).pad_to(200).state_dict()
     bytes_of = {
         name: value.numel() * (2 if name == "factors" else value.element_size()) for name, value in statistics.items()
@@ -178,7 +182,7 @@ def test_one_class_is_distinguished_from_very_different_images(readout, files, t
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, "class00")
     answers = model.snapshot().answers(files["class00"])
-    assert {answer.verdict for answer in answers} <= {"answer", "unknown"}, "of one class, there is no other"
+    assert {answer.verdict for answer in answers} <= {"answer", "unknown"}, "with one class, no other is likely"
     assert [answer.top[0][1] + answer.none for answer in answers] == pytest.approx([1] * len(answers))
     squares = np.indices((32, 32)).sum(0) // 4 % 2 * 255
     strange = np.repeat(squares[None, :, :, None], 3, 3).astype(np.uint8)
@@ -187,7 +191,7 @@ def test_one_class_is_distinguished_from_very_different_images(readout, files, t
 
 
 def test_classes_too_small_for_held_out_images_can_be_taught_with_others(files, tiny_vit):
-    """Every fifth class has three images, so that a fold of classes left out has no image that may be judged."""
+    """Every fifth class has three images, so one fold of left-out classes has no image to evaluate."""
     names = [f"c{number:02d}" for number in range(25)]
     photos = [file for name in sorted(files) for file in files[name]]
     rng = np.random.default_rng(0)
@@ -201,6 +205,6 @@ def test_classes_too_small_for_held_out_images_can_be_taught_with_others(files, 
     assert update["trained"]
     assert update["held_out"] == 20
     state = model.snapshot().state
-    assert len(state.held_out_signals) == len(labels), "those that were trained on have a say, too"
-    assert not set(state.left_out_signal_rows.tolist()) & set(range(0, 25, 5)), "nothing of these was held out"
+    assert len(state.held_out_signals) == len(labels), "training images have signals, too"
+    assert not set(state.left_out_signal_rows.tolist()) & set(range(0, 25, 5)), "these classes have no held-out images"
     assert not model.snapshot().compute_scores(photos).familiarity.isnan().any()

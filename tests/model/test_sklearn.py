@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scikit-learn's tools and its own checks of an estimator, on images however they are held and labels of every kind."""
+"""scikit-learn's tools and estimator checks, with images in all forms and labels of all types."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def reference(model, pixels):
 
 @pytest.mark.parametrize("held", IMAGES)
 def test_cross_validation_accepts_images_in_any_form(model, files, pixels, reference, held):
-    """The images have the size that the network is given, so all ways give the same numbers."""
+    """The images already have the size for the network, so all forms give the same scores."""
     X = IMAGES[held](files, pixels)
     scores = cross_val_score(model, X, NAMES, cv=2, scoring="accuracy", error_score="raise")
     np.testing.assert_array_equal(scores, reference)
@@ -114,7 +114,7 @@ def test_a_grid_search_in_a_pipeline(tiny_vit, pixels, y):
     steps = [("brighter", FunctionTransformer(lambda X: X // 2 + 100)), ("model", tiny_model(tiny_vit, epochs=1))]
     grid = {"model__unknown": [0.5, 0], "model__readout": ["whitened", "ncm"]}
     search = GridSearchCV(Pipeline(steps), grid, cv=2, scoring="accuracy", error_score="raise").fit(pixels, y)
-    assert search.best_params_["model__unknown"] == 0  # the other calls nearly everything unknown
+    assert search.best_params_["model__unknown"] == 0  # the other value makes nearly everything unknown
     assert search.score(pixels, y) > 0.5
     assert set(search.predict(pixels)) <= set(y)
     if locale.getpreferredencoding(False).lower() == "utf-8":  # scikit-learn reads its own style sheet in the locale's
@@ -123,7 +123,7 @@ def test_a_grid_search_in_a_pipeline(tiny_vit, pixels, y):
 
 @pytest.mark.parametrize("y", [NAMES, NUMBERS], ids=["text", "numbers"])
 def test_probabilities_are_in_the_order_of_sorted_labels(model, pixels, y):
-    """In the order of the sorted labels, also where they were taught in another."""
+    """This holds even if the classes were taught in another order."""
     stepwise = clone(model)
     for start in (12, 0, 6):
         stepwise.learn(pixels[start : start + 6], y[start : start + 6])
@@ -140,7 +140,7 @@ def test_probabilities_are_in_the_order_of_sorted_labels(model, pixels, y):
 
 
 def test_a_learning_curve_with_incremental_learning(model, pixels):
-    """The same classes come three times, two images of each at first."""
+    """Each class comes in three updates, with two images in the first."""
     order = np.arange(18).reshape(3, 6).T.ravel()  # one of each class after the other
     _, _, scores = learning_curve(
         model,
@@ -210,7 +210,7 @@ def test_integer_labels_survive_saving_until_a_class_is_text(model, pixels, tmp_
 
 
 def test_labels_given_as_text_stay_text(model, pixels):
-    """Also if it looks like a number, and if numbers follow."""
+    """Even if it looks like a number, and if numbers follow."""
     fitted = clone(model).fit(pixels[:12], ["1"] * 6 + ["2"] * 6)
     assert fitted.classes_.tolist() == ["1", "2"]
     assert fitted.learn(pixels[12:], [3] * 6).classes_.tolist() == ["1", "2", "3"]
@@ -251,11 +251,11 @@ def test_labels_are_a_list(model, pixels, labels):
         clone(model).fit(pixels, labels)
 
 
-# scikit-learn's own checks, which give tables
+# scikit-learn's estimator checks, which use tables
 
 
 class Drawn(onea.OneA):
-    """Rows of a table drawn as images, a stripe for each number: so that the checks, which know tables only, apply."""
+    """An estimator of tables, as the checks need it: each row becomes an image with a stripe for each number."""
 
     def _drawn(self, X, reset=False):
         X = validate_data(self, X, reset=reset, ensure_all_finite=False, ensure_min_samples=0, dtype=np.float64)
@@ -287,12 +287,12 @@ class Drawn(onea.OneA):
 
 CANNOT_PASS = {
     "check_estimators_pickle": "a taught model is saved by save(), in files that run no code when they are read",
-    "check_fit2d_1sample": "a class of one image is refused; our sentence says image where the check wants sample",
-    "check_requires_y_none": "missing labels are refused; our sentence also names the other ways to give them",
-    "check_supervised_y_2d": "labels in a column are refused; the check wants a warning",
+    "check_fit2d_1sample": "a class of one image is refused; our message has 'image' where the check expects 'sample'",
+    "check_requires_y_none": "missing labels are refused; our message also lists the other ways to give them",
+    "check_supervised_y_2d": "labels in a column are refused; the check expects a warning",
 }
 NOT_RUN = {
-    "check_methods_sample_order_invariance": "compares to 1e-9; how 32 bits round depends on the processor",
+    "check_methods_sample_order_invariance": "compares to 1e-9, but rounding in float32 depends on the processor",
     "check_methods_subset_invariance": "the same; test_batched_and_single_predictions_are_the_same allows for it",
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One distribution over the classes and none of them, one verdict that follows from it, one accuracy."""
+"""The distribution over the classes and none of them, the verdict that follows from it, and accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = 4  # classes that are taught, of eight
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """Drawn photos of eight classes."""
+    """Synthetic photos of eight classes."""
     root = tmp_path_factory.mktemp("drawn")
     write_tiny_images(root, classes=8, train=40, test=50)
     return root
@@ -48,7 +48,7 @@ def model(estimator) -> Snapshot:
 
 @pytest.fixture(scope="module")
 def answers(model, photos) -> list[Answer]:
-    """About photos of all classes, taught or not, and about photos that are half of one class and half of another."""
+    """For photos of all classes, taught or not, and for mixtures of photos of two classes."""
     first, second = (np.stack([np.array(Image.open(file)) for file in one_class(photos, n)]) for n in (0, 1))
     between = (0.4 * first + 0.6 * second).astype(np.uint8), (0.6 * first + 0.4 * second).astype(np.uint8)
     return [
@@ -70,7 +70,7 @@ def test_probabilities_of_all_classes_and_of_none_of_them_add_up_to_one(answers,
 
 
 def test_verdicts_agree_with_probabilities(answers):
-    """No answer of 79.6 % beside none of the classes of 74.3 %."""
+    """For example, a class and none of the classes are never both more probable than one half."""
     assert {answer.verdict for answer in answers} == {"answer", "unsure", "unknown"}
     for answer in answers:
         best = answer.top[0][1]
@@ -96,7 +96,7 @@ def test_the_verdict_does_not_depend_on_how_many_classes_are_listed(model, photo
 
 
 def test_exactly_the_photos_below_the_threshold_are_unknown(model, estimator, photos):
-    """So that the stated rate of known photos answered unknown holds, whatever the slope."""
+    """So the stated rate of known photos predicted as ``unknown`` holds for any slope."""
     shown = photos / "test"
     below = estimator.familiarity(shown) < estimator.threshold_
     assert 0 < below.mean() < 1
@@ -111,7 +111,7 @@ def test_without_unknown_class_probabilities_add_up_to_one(tiny_vit, photos):
 
 
 def test_a_model_of_one_class_has_the_minimum_slope(tiny_vit, photos):
-    """No class can be hidden from a model of one; the slope is the least one."""
+    """The only class cannot be left out, so the slope cannot be fitted."""
     model = tiny_model(tiny_vit).learn(*files(photos, "train", range(1))).snapshot()
     _, known, _ = model.state.fit_familiarity()
     assert model.slope == pytest.approx(-MIN_SLOPE / float(known.double().std()))
@@ -120,7 +120,7 @@ def test_a_model_of_one_class_has_the_minimum_slope(tiny_vit, photos):
 
 
 def test_the_slope_has_a_minimum_if_left_out_classes_look_known():
-    """Or every image would be as probably of no class as not."""
+    """Otherwise ``unknown`` would have a probability of about one half for every image."""
     generator = torch.Generator().manual_seed(0)
     known, hidden = (torch.randn(200, generator=generator) for _ in range(2))
     assert fit_slope(known, hidden + 1) == fit_slope(known, torch.empty(0)) < -1
@@ -142,7 +142,7 @@ def test_candidates_are_the_two_or_three_best(chances, none, names):
 
 
 def test_all_accuracies_agree(estimator, model, photos, tmp_path):
-    """Of a folder that has strange photos among those of known classes: some are correct, wrong and unknown."""
+    """On photos of known classes mixed with others, so that some are correct, some wrong and some unknown."""
     shown, labels = files(photos, "test", range(KNOWN))
     other, _ = files(photos, "test", range(KNOWN, 8))
     shown, labels = shown + other[:60], labels + ["class00"] * 60
@@ -185,7 +185,7 @@ def calibration_error(chances: torch.Tensor, correct: torch.Tensor, bins: int = 
 
 
 def test_the_combined_distribution_is_better_calibrated_than_that_of_the_classes_alone(model, photos):
-    """Of answers about photos of known classes and of others: the classes alone suppose that each shows one of them."""
+    """On photos of known and other classes; without ``unknown``, probabilities assume that each shows a known class."""
     shown, labels = files(photos, "test", range(8))
     found = model.compute_scores(shown)
     probabilities = model.probabilities(found)

@@ -53,7 +53,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tiny_vit, tiny_images) -> OneA:
-    """Knows four classes, none of which is a colour."""
+    """A model of four classes, none of which is a colour."""
     files = [file for row in range(4) for file in sorted((tiny_images / f"train/class{row:02d}").iterdir())]
     return tiny_model(tiny_vit, epochs=1, preset="thorough").learn(files, [file.parent.name for file in files])
 
@@ -162,7 +162,7 @@ def test_a_model_without_photos_reports_few_photos_and_overlap(tiny_vit, photos)
 
 
 def test_a_model_without_photos_reports_mistakes_on_held_out_photos(tiny_vit, photos):
-    """Where red, under two names, is half of all photos, the mistakes are those that the statistics make of them."""
+    """Half of all photos are red and have two class names, so that there are mistakes."""
     shutil.copytree(photos / "red", photos / "crimson")
     state = tiny_model(tiny_vit, epochs=1, held_out=0.5).learn(photos).snapshot().state
     found = check_model(state).mistakes
@@ -195,7 +195,7 @@ def test_a_class_that_absorbs_half_of_all_mistakes_is_reported():
 
 
 def test_few_classes_or_few_mistakes_report_no_absorbing_class():
-    """Of two classes, each has all mistakes of the other; and two mistakes may meet by chance."""
+    """Of two classes, each gets all mistakes of the other; two mistakes may coincide by chance."""
     rows = torch.arange(2).repeat_interleave(20)
     both = rows.clone()
     both[[0, 1, 2, 20, 21, 22]] = torch.tensor([1, 1, 1, 0, 0, 0])
@@ -209,7 +209,7 @@ def test_few_classes_or_few_mistakes_report_no_absorbing_class():
 
 
 def gaussians(counts: list[int], apart: float, width: int = 24, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of classes whose means lie on axes, so far from the origin."""
+    """Features of classes whose means lie on the axes, at a distance from the origin."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     return torch.randn(len(rows), width, generator=generator) + apart * torch.eye(width)[rows], rows
@@ -247,7 +247,7 @@ def test_the_nearest_classes_are_those_of_the_whole_table():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the most numbers that a tensor has while it is on."""
+    """Records the size of the largest tensor that is computed in its context."""
 
     numbers = 0
 
@@ -259,7 +259,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def of_many_classes(state, classes):
-    """The state as if it had been taught so many classes, all of them alike."""
+    """The state as if it had been taught this number of classes, all of them similar."""
     known = state.statistics
     rows = torch.arange(classes) % known.classes
     noise = torch.randn(classes, known.width, generator=torch.Generator().manual_seed(0))
@@ -278,7 +278,7 @@ def test_memory_of_a_check_grows_with_the_classes_and_not_with_their_square(mode
         assert len(found[classes].classes) == classes
         assert 0 < len(found[classes].pairs) <= MAX_NEIGHBOURS * classes
     assert largest[4_000] <= 4.5 * largest[1_000]
-    assert largest[4_000] < 4_000**2, "by factors of the classes' own, which answers take as well"
+    assert largest[4_000] < 4_000**2, "there is no table of classes by classes"
 
 
 def test_label_errors_are_cross_validated():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model before images of nothing that it was taught: what is measured, what is refused, and the picture."""
+"""Evaluation with images of unknown classes: metrics, refusals and the figure."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def test_the_picture_shows_the_threshold_on_the_curve():
     assert above.get_title(loc="left") == "Familiarity: AUROC 81.2 %"  # 2 + 3 + 4 + 4 of 16 pairs
     assert [text.get_text() for text in above.get_legend().get_texts()][:2] == ["known (4)", "unknown (4)"]
     curve, point = below.lines
-    assert point.get_xydata().tolist() == [[50.0, 50.0]], "two unknown images pass, and two known ones are right"
+    assert point.get_xydata().tolist() == [[50.0, 50.0]], (
+        "two unknown images are accepted, and two known ones are correct"
+    )
     assert point.get_xydata()[0].tolist() in curve.get_xydata().tolist()
     assert "50.0 % of unknown images rejected" in below.get_legend().get_texts()[0].get_text()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photos of nothing: they make what resembles them less familiar, and change nothing else."""
+"""Background photos make similar images less familiar, and change nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def teach(model, files, *names):
 
 @pytest.fixture(scope="module")
 def before(tiny_vit, files):
-    """Knows four classes; nobody may change it."""
+    """A model of four classes; must not be changed."""
     return teach(tiny_model(tiny_vit), files, *KNOWN)
 
 
@@ -51,7 +51,7 @@ def model(before, tmp_path):
 
 
 def without_fingerprints(model):
-    """As an earlier version taught it: photos are not known again, only what they show."""
+    """The model without fingerprints: photos are not recognised, only what they show."""
     state = dataclasses.replace(model.snapshot().state, fingerprints=NO_FINGERPRINTS, fingerprint_rows=NO_ROWS)
     model.restore(state, Versions((state.version,), state.version))
     return model
@@ -142,7 +142,7 @@ def test_the_exported_graph_contains_the_background(model, files):
 
 
 def test_later_images_are_calibrated_with_the_background(model, files):
-    """Features of images held out before are gone, so what they would say is drawn from their class."""
+    """Features of earlier held-out images are not stored, so their signals are simulated from their class."""
     without_fingerprints(model)
     assert (model.snapshot().state.held_out_signals[:, -1] == NO_BACKGROUND).all()
     model.learn_background(files["class04"])
@@ -152,7 +152,7 @@ def test_later_images_are_calibrated_with_the_background(model, files):
     model.learn_background(files["class03"][:2])
     again = model.snapshot().state.held_out_signals
     assert (again[:, -1] <= drawn[:, -1]).all()
-    assert (again[:, -1] < drawn[:, -1]).any(), "a class that is shown as nothing is near it"
+    assert (again[:, -1] < drawn[:, -1]).any(), "images of a class are near a background of the same class"
     teach(model, files, "class05")
     assert (model.snapshot().state.held_out_signals[:, -1] < NO_BACKGROUND).all()
 
@@ -168,7 +168,7 @@ def test_the_background_moves_with_the_adapter(follow_drift, tiny_vit, files, mo
     monkeypatch.setattr("onea.learner.update.fit_drift_map", watched)
     monkeypatch.setattr(
         "onea.learner.update.dropped_significantly", lambda *given: False
-    )  # whether the adapter is good is another question
+    )  # keep the adapter even if it lowers the accuracy
     made = tiny_model(tiny_vit, follow_drift=follow_drift)
     model = teach(made, files, "class00", "class01")
     kept = model.learn_background(files["class04"]).snapshot().state.background
@@ -193,7 +193,7 @@ def test_a_seeded_sample_of_limited_size_is_kept(model, files, tmp_path):
 
 
 def test_reservoir_sampling_is_uniform():
-    """Ten of 60 in three parts, ten thousand times: each is kept 1667 times but for chance, five deviations at most."""
+    """Ten of 60 rows in three parts, ten thousand times: each is kept 1,667 times, within five standard deviations."""
     generator, times = torch.Generator().manual_seed(0), torch.zeros(60)
     for _ in range(10_000):
         kept, seen = torch.empty(0, dtype=torch.int64), 0
@@ -227,7 +227,7 @@ def test_a_background_needs_an_image(model, tmp_path):
 
 
 def clear_photos(model, files):
-    """Photos that were taught and that the model clearly knows again."""
+    """Taught photos that clearly show a known class."""
     taught = [file for name in KNOWN for file in files[name]]
     found = [taught[row] for row in clearly_known(model.snapshot(), features_and_scores(model, taught)[0])]
     assert len(found) > 3
@@ -235,7 +235,7 @@ def clear_photos(model, files):
 
 
 def test_taught_photos_are_refused_as_background(model, files):
-    """By their fingerprints, however few they are."""
+    """They are recognised by their fingerprints, even if there is only one."""
     with pytest.raises(
         OneaError, match=r"1 of 7 background images were taught as a class .*2\.png as 'class01'"
     ) as told:
@@ -246,7 +246,7 @@ def test_taught_photos_are_refused_as_background(model, files):
 
 
 def test_background_that_is_taught_as_a_class_is_removed(model, files, tmp_path):
-    """Next to its own photos, every image of the class would look like none."""
+    """Otherwise every image of the class would be unfamiliar."""
     model.learn_background([*files["class04"], *files["class05"]])
     both = model.snapshot().state.background
     teach(model, files, "class04")
@@ -261,7 +261,7 @@ def test_background_that_is_taught_as_a_class_is_removed(model, files, tmp_path)
     assert torch.equal(loaded.snapshot().state.background, state.background)
     assert torch.equal(model.undo().snapshot().state.background, both)
     teach(model.forget(*KNOWN), files, "class04")
-    assert model.history[-1]["relabelled_background"] == 0, "nothing says how photos of a class differ"
+    assert model.history[-1]["relabelled_background"] == 0, "without classes, the variance within classes is unknown"
 
 
 def test_background_is_recognised_after_the_adapter_was_trained(model, files, tmp_path):
@@ -304,7 +304,7 @@ def test_with_few_held_out_images_no_image_clearly_shows_a_class(tiny_vit, files
 
 
 def rewritten(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Other tensors of a version, with the right checksums."""
+    """Replace the tensors of a version, with correct checksums."""
     content = save(tensors)
     (folder / "state.safetensors").write_bytes(content)
     described = json.loads((folder / "state.json").read_bytes())
@@ -336,6 +336,8 @@ def test_a_background_does_not_affect_a_model_of_one_class(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, KNOWN[0])
     familiar = model.familiarity(files["class01"] + files[KNOWN[0]])
     model.learn_background(files["class02"])
-    assert (model.familiarity(files["class01"] + files[KNOWN[0]]) == familiar).all(), "it counts from the second on"
+    assert (model.familiarity(files["class01"] + files[KNOWN[0]]) == familiar).all(), (
+        "the background counts from the second class on"
+    )
     assert set(model.predict(files[KNOWN[0]])) == {KNOWN[0]}
     assert "Detected by their distance to the only class." in card(model.snapshot().state, "shop.onea")

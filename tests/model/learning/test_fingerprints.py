@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photos that were there before are known again, by fingerprints that copies share and other photos do not."""
+"""Repeated photos are recognised by fingerprints, which copies share and other photos do not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def squares(*images):
 
 
 def saved(image, form, quality=80, scale=1.0):
-    """What comes back from a copy in a file, perhaps of another size."""
+    """The image after saving it in another format, perhaps in another size."""
     content = BytesIO()
     image.resize((round(image.width * scale), round(image.height * scale))).save(content, form, quality=quality)
     return read_image(content.getvalue(), min_side=SIDE)
@@ -118,7 +118,7 @@ def correlation(found, true):
 
 
 def test_images_cannot_be_reconstructed_from_fingerprints():
-    """The best linear decoder of all bits and bytes, fitted to other photos; signs of frequencies gave it 0.6."""
+    """The correlation of the best linear decoder, fitted to other photos; with signs of frequencies it was 0.6."""
     images = squares(*(drawn(seed, 96) for seed in range(1000)))
     pictures = np.asarray(images, float).mean(1).reshape(-1, 32, SIDE // 32, 32, SIDE // 32).mean((2, 4))
     pictures = pictures.reshape(len(images), -1)
@@ -144,7 +144,7 @@ def frames(count, seed=0):
 
 
 def test_comparison_in_blocks_equals_comparison_of_all_pairs(monkeypatch):
-    """Compared some at a time, they are those that a list of all pairs has."""
+    """The expected result is computed from a list of all pairs."""
     rng = np.random.default_rng(1)
     prints, known = frames(90), frames(40, seed=1)
     for some in (prints, known):
@@ -169,13 +169,13 @@ def test_comparison_in_blocks_equals_comparison_of_all_pairs(monkeypatch):
     assert (found.taught_before.tolist(), found.duplicates.tolist()) == (before, twice)
     assert (found.matched.tolist(), found.conflicts) == (sorted(hit), conflicts)
     assert found.independent_of(trained).tolist() == unseen
-    assert any(before) > all(before), "the case is a mixed one"
+    assert any(before) > all(before), "some are repeated and some are not"
     assert any(twice) > all(twice)
     assert any(unseen)
 
 
 def test_memory_is_proportional_to_the_number_of_similar_photos(monkeypatch):
-    """What is compared at a time does not grow with the photos, and no list of pairs is made."""
+    """The size of a block does not grow with the number of photos, and no list of pairs is made."""
     held, compared = [0], [0]
     compare = module.same_photos
 
@@ -245,7 +245,7 @@ def test_repeats_within_an_update_and_under_two_names():
     assert found.independent_of(~trained & False).tolist() == [True, True, False, True, False]
 
 
-# A model that knows its photos again
+# A model that recognises its photos
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def pairs(files, *names, last=6):
 
 @pytest.fixture(scope="module")
 def before(tiny_vit, files):
-    """Knows three classes; nobody may change it."""
+    """A model of three classes; must not be changed."""
     return tiny_model(tiny_vit, preset="thorough").learn(*pairs(files, A, B, C))  # keeps no rounded tokens
 
 
@@ -307,7 +307,7 @@ def test_notes_on_repeated_photos():
 
 
 def test_repeated_photos_among_new_ones_count_once(tiny_vit, files):
-    """The class is as if it had been taught its photos in two parts, and only new ones are held out for the figure."""
+    """Statistics are those of two updates without repeats, and only new photos are held out for evaluation."""
     twice = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(*pairs(files, A))
     once = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(files[A][3:], [A] * 3)
     assert twice.history[-1]["repeated"] == 3
@@ -320,7 +320,7 @@ def test_repeated_photos_among_new_ones_count_once(tiny_vit, files):
 
 
 def test_statistics_of_repeated_classes_are_recomputed_by_the_new_adapter(model, before, files, monkeypatch):
-    """Nothing has to be carried over: means are those of the photos under the adapter that was trained again."""
+    """No drift is compensated: the means are those of the photos with the newly trained adapter."""
     from onea.learner import update
 
     monkeypatch.setattr(update, "dropped_significantly", lambda *given: False)
@@ -392,7 +392,7 @@ def test_damaged_fingerprints_are_named(model, tmp_path, spoil):
 
 
 def test_repeats_are_found_without_an_estimator(before, files):
-    """As the service does."""
+    """As in the service."""
     state, engine = before.snapshot().state, before.snapshot().engine
     batch = read_labelled(*pairs(files, A), engine.side)
     assert learn(engine, state, batch, version=2)[0].updates[-1]["repeated"] == 6

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images however a user holds them: the same photo gives the same answer from a file, Pillow, an array or a loader."""
+"""Images in all forms: a photo gives the same pixels from a file, Pillow, an array or a loader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(tiny_images):
 
 @pytest.fixture(scope="module")
 def pixels(files):
-    """The photos as ``[N, H, W, 3]``; they have the size that is asked for, so every pixel must survive."""
+    """The photos as ``[N, H, W, 3]``; they already have the requested size, so no pixel may change."""
     return np.stack([np.array(Image.open(file)) for file in files])
 
 
@@ -73,7 +73,7 @@ def test_labels_of_loaders_and_datasets(pixels):
 
 
 class Table:
-    """What a Hugging Face dataset looks like from outside."""
+    """An object with the interface of a Hugging Face dataset."""
 
     def __init__(self, **columns):
         self.columns = columns
@@ -120,7 +120,7 @@ def test_invalid_images_are_refused(source, words):
 
 
 def test_an_unreadable_folder_is_not_skipped(tiny_images, monkeypatch):
-    """By nobody: for root there is no such folder."""
+    """The error is simulated, because root can read every folder."""
     closed, real = tiny_images / "test/class01", os.scandir
 
     def scandir(place):

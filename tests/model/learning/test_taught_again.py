@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A class that is taught again is the same class: what it counts in the merge, and what old model folders say of it."""
+"""A class that is taught again is the same class: its weight in the merge, and its counts in model folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_class_and_every_image_counts_once(old, new):
 
 @given(old=st.integers(1, 1000), new=st.integers(1, 1000))
 def test_different_classes_count_as_in_the_paper(old, new):
-    """Exactly, so that a model that never meets a class twice is what it was."""
+    """Exactly, so nothing changes for a model that is never taught a class twice."""
     sizes = Sizes.from_counts({f"old {n}": n + 1 for n in range(old)}, {f"new {n}": n + 3 for n in range(new)})
     assert (sizes.accumulated_classes, sizes.new_classes) == (old, new)
     assert sizes.new_share == new / (old + new)
@@ -39,13 +39,13 @@ def test_different_classes_count_as_in_the_paper(old, new):
 
 @given(images=IMAGES, times=st.integers(1, 20))
 def test_repeated_updates_have_equal_weights(images, times):
-    """The newest of k updates has a k-th, so the adapter is the mean of all k."""
+    """The newest of k updates has the weight 1 / k, so the adapter is the mean of all k."""
     before = {name: times * count for name, count in images.items()}
     assert Sizes.from_counts(before, images).new_share == pytest.approx(1 / (times + 1))
 
 
 def tiny_model(vit, **params):
-    """Merges by One-A, which notes the shares that this is about, from a quarter of the classes on."""
+    """A model that merges by One-A, which reports its shares, and trains on a quarter of the classes or more."""
     return made(vit, **{"options": {"merge": "one-a", "min_share": 0.25}} | params)
 
 
@@ -55,13 +55,13 @@ def files(tiny_images):
 
 
 def teach(model, files, *names, first=0, last=6):
-    """With so many images of each class; of four or more, one is held out of training."""
+    """Teach some images of each class; of four or more, one is held out of training."""
     chosen = [(file, name) for name in names for file in files[name][first:last]]
     return model.learn([file for file, _ in chosen], [name for _, name in chosen])
 
 
 def new_share(model):
-    """What the last merge gave to the new adapter."""
+    """The weight of the new adapter in the last merge."""
     merge = model.history[-1]["merge"]
     return merge["align_share"] if merge["base"] == "accumulated" else 1 - merge["align_share"]
 
@@ -98,14 +98,14 @@ def test_known_classes_are_weighted_by_their_images(tiny_vit, files):
 
 
 def test_an_update_of_known_and_new_classes(tiny_vit, files):
-    """The new one counts whole, the known one by half, since as many of its images came before."""
+    """The new class counts as one, the known one as a half, since half of its images came earlier."""
     model = teach(teach(tiny_model(tiny_vit), files, A, B, C), files, A, D)
     assert new_share(model) == pytest.approx(1.5 / 4)
     assert merged(model) == {A: 10, B: 5, C: 5, D: 5}
 
 
 def test_a_class_that_no_adapter_was_trained_on_counts_as_new(tiny_vit, files):
-    """Taught alone, it only got a prototype."""
+    """Taught alone, it only had statistics."""
     model = teach(teach(tiny_model(tiny_vit), files, A, B), files, C)
     assert merged(model) == {A: 5, B: 5}
     teach(model, files, C, D)
@@ -114,7 +114,7 @@ def test_a_class_that_no_adapter_was_trained_on_counts_as_new(tiny_vit, files):
 
 
 def test_a_forgotten_class_taught_again_is_the_same_class(tiny_vit, files):
-    """What the adapter learned from it stayed inside."""
+    """The adapter still contains what it learned from the class."""
     model = teach(tiny_model(tiny_vit), files, A, B, C).forget(A)
     assert merged(model) == {A: 5, B: 5, C: 5}
     teach(model, files, A, D)
@@ -123,7 +123,7 @@ def test_a_forgotten_class_taught_again_is_the_same_class(tiny_vit, files):
 
 
 def test_familiarity_after_forgetting_all_and_teaching_again(tiny_vit, files):
-    """Not beside themselves: while their spread was still there, all other photos were too far from the class."""
+    """The scatter of forgotten photos must not remain, or all other photos would be too far from the class."""
     model = teach(tiny_model(tiny_vit, views=1), files, A)  # one class trains no adapter
     asked = [*files[A], *files[B]]
     before = [model.threshold_, *model.familiarity(asked)]
@@ -136,7 +136,7 @@ def test_a_renamed_class_is_the_same_class(tiny_vit, files):
     assert merged(model) == {"apple": 5, B: 5, C: 5}
     teach(model, {**files, "apple": files[A]}, "apple", D)
     assert new_share(model) == pytest.approx(1.5 / 4)
-    teach(model, files, A, E)  # whatever has the old name now is another class
+    teach(model, files, A, E)  # a class with the old name is another class now
     assert new_share(model) == pytest.approx(2 / 6)
     assert merged(model) == {"apple": 10, B: 5, C: 5, D: 5, A: 5, E: 5}
 

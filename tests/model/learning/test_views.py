@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an update costs: how often its images pass the network, with and without views that are kept."""
+"""The cost of an update: how often its images pass through the network, with and without cached views."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from onea.vit.batching import padded_size
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import NO_HOOKS
 
-thorough_model = partial(tiny_model, preset="thorough")  # in which nothing is kept unless a test asks for it
+thorough_model = partial(tiny_model, preset="thorough")  # which caches no views unless a test sets it
 EPOCHS, VIEWS = 2, 3  # of these models
 LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
 
 
 class CountingViT(FrozenViT):
-    """Counts the images that pass each block."""
+    """Counts the images that pass through each block."""
 
     def _block(self, index, x, hooks, rotation):
         passed = self.__dict__.setdefault("passed", [0] * self.depth)
@@ -36,7 +36,7 @@ class CountingViT(FrozenViT):
 
 @pytest.fixture
 def count(monkeypatch):
-    """How many images pass each block while a model learns something."""
+    """A function that returns how many images pass through each block during an update."""
     started = Engine.__init__
 
     def counting(engine, *given, **named):
@@ -84,8 +84,8 @@ def test_training_computes_the_lower_blocks_of_each_cached_view_once(tiny_vit, f
     update = model.history[-1]
     assert update["epochs"] == EPOCHS
     images = update["images"]
-    looks = 2 + (VIEWS - 1)  # before and after, and the further views of the statistics
-    assert passed == [4 * padded_size(images), looks * images + EPOCHS * (images - update["held_out"])]
+    passes = 2 + (VIEWS - 1)  # before and after training, and the other views of the statistics
+    assert passed == [4 * padded_size(images), passes * images + EPOCHS * (images - update["held_out"])]
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 4}])
@@ -100,10 +100,12 @@ def test_classes_with_enough_images_use_no_crops(tiny_vit, files, count, options
 
     state = model.snapshot().state
     assert state.images == [images] * len(FIRST)
-    assert state.statistics.counts.tolist() == [VIEWS * images] * len(FIRST), "a photo weighs as much as with crops"
+    assert state.statistics.counts.tolist() == [VIEWS * images] * len(FIRST), (
+        "a photo has the same weight as with crops"
+    )
     assert state.held_out_features.shape[1] == VIEWS
     passed = count(model, {"class04": files["class04"][: images - 1]}, ["class04"])
-    assert passed[1] == VIEWS * (images - 1), "one photo less, and crops are looked at"
+    assert passed[1] == VIEWS * (images - 1), "with one photo less, crops are used"
     assert model.snapshot().state.images == [images] * len(FIRST) + [images - 1]
 
 
@@ -132,8 +134,8 @@ def test_results_do_not_depend_on_memory(tiny_vit, files, monkeypatch):
     assert all(torch.equal(again[name], value) for name, value in kept.items())
     monkeypatch.setattr(fixed_views, "MAX_HOST_BYTES", 0)
     computed = taught()
-    assert not all(torch.equal(computed[name], value) for name, value in kept.items()), "tokens are rounded if kept"
-    # To 11 bits; what comes of a few steps differs by less than a hundredth of the largest weight.
+    assert not all(torch.equal(computed[name], value) for name, value in kept.items()), "cached tokens are rounded"
+    # Rounded to 11 bits: after a few steps, weights differ by less than a hundredth of the largest.
     for name, value in kept.items():
         torch.testing.assert_close(computed[name], value, rtol=0, atol=0.01 * max(1e-3, float(value.abs().max())))
 
@@ -151,7 +153,7 @@ def test_training_in_low_precision_also_computes_views_in_it(tiny_vit, files, co
     update = model.history[-1]
     assert update["epochs"] == EPOCHS
     assert precisions == [torch.bfloat16] * VIEWS
-    assert passed == [0, 0], "the network that answers has no part in it"
+    assert passed == [0, 0], "the float32 network is not used"
 
 
 @pytest.mark.parametrize("new", [False, True])
@@ -177,7 +179,7 @@ def test_without_training_only_whole_images_are_computed_in_full_precision(tiny_
 
 
 def test_the_default_update_costs_little_more_than_feature_extraction(tmp_path):
-    """Operations, which no load of a machine changes: 4.45 passes' worth for a network of the default one's shape."""
+    """Operations, which do not depend on the load: 4.45 forward passes of a network shaped like the default."""
     write_tiny_vit(tmp_path / "vit.safetensors", depth=12, size=112)
     write_tiny_images(tmp_path / "images", classes=20, train=4, test=1, size=128)
     photos = tmp_path / "images" / "train"
@@ -185,7 +187,7 @@ def test_the_default_update_costs_little_more_than_feature_extraction(tmp_path):
     model = OneA(backbone=str(tmp_path / "vit.safetensors"), options={"rank": 11}, precision="fp32", threads=1)
     engine = model._load_engine()
     pixels = read_labelled(photos, None, engine.side).pixels
-    look = count_flops(lambda: engine.features(pixels, NO_HOOKS))
+    forward_pass = count_flops(lambda: engine.features(pixels, NO_HOOKS))
     learn = count_flops(lambda: model.learn(photos))
     assert model.history[-1]["trained"]
-    assert learn < 4.6 * look
+    assert learn < 4.6 * forward_pass

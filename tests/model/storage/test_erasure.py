@@ -26,7 +26,7 @@ def files(tiny_images):
 
 @pytest.fixture(scope="module")
 def original(tiny_vit, files):
-    """Taught four classes in two updates that are named after one; it is renamed. Nobody may change it."""
+    """Four classes, taught in two updates that are named after a class; one class is renamed. Must not be changed."""
     model = tiny_model(tiny_vit, preset="thorough", options={"min_share": 0.25})
     for name, folder in ((EARLIER, "class00"), (KEPT, "class01")):
         more = files["class02" if name == EARLIER else "class03"]
@@ -51,7 +51,7 @@ def found_names(path: Path) -> list[str]:
 
 
 def rows_of(state, name: str) -> list[bytes]:
-    """The bytes of each tensor's rows about a class, as they are stored."""
+    """The bytes of each tensor's rows for a class, as they are stored."""
     own = state.classes.index(name)
     rows = [state.statistics.means[own], state.statistics.factors[own].bfloat16()]
     rows += [

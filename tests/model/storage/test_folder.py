@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model folder: what is saved comes back bit for bit, and nothing that happens while writing can spoil it."""
+"""The model folder: models are restored bit for bit, and nothing that happens during a save can damage them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def photos(tiny_images):
 
 @pytest.fixture(scope="module")
 def original(tiny_vit, tiny_images):
-    """Taught three classes, then one, then three more with one of them again."""
+    """Taught three classes, then one, then this one again with two more."""
     files = class_folders(tiny_images / "train")
     model = tiny_model(tiny_vit)
     for names in (("class00", "class01", "class02"), ("class03",), ("class03", "class04", "class05")):
@@ -61,7 +61,7 @@ _HEARD: list[Callable[[str], object]] = []
 
 @pytest.fixture(scope="session")
 def reads():
-    """What is read of a folder: the names and sizes of files, as often as they are opened."""
+    """A function that returns the names and sizes of the files of a folder that a call opens."""
 
     def hear(event: str, values: tuple[Any, ...]) -> None:
         if _HEARD and event == "open" and isinstance(values[0], str) and not values[2] & (os.O_WRONLY | os.O_RDWR):
@@ -156,7 +156,7 @@ def test_the_model_card_shows_the_history(saved):
 
 
 def test_the_model_card_counts_classes_images_and_updates(saved, monkeypatch):
-    """Whatever was forgotten and taught again, in one class or none, and from inside of the folder."""
+    """Also for one class or none, and if the working folder is the model folder."""
     monkeypatch.chdir(saved)
     for names, told in (
         ([f"class0{number}" for number in (0, 2, 3, 4, 5)], "1 class, taught with 6 images in 4 updates"),
@@ -231,7 +231,7 @@ def test_folders_of_other_models_and_other_files_are_not_overwritten(tiny_vit, t
     (tmp_path / "letters/mum.txt").write_text("dear mum")
     with pytest.raises(OneaError, match="contains no model"):
         other.save(tmp_path / "letters")
-    assert [entry.name for entry in (tmp_path / "letters").iterdir()] == ["mum.txt"], "nor does a lock stay there"
+    assert [entry.name for entry in (tmp_path / "letters").iterdir()] == ["mum.txt"], "no lock file is left there"
 
 
 def test_a_newer_format_is_refused(saved):
@@ -262,7 +262,7 @@ def test_undo_does_not_need_the_card(original, saved, photos, lost):
 
 
 def test_unprintable_names_of_updates_are_escaped(tiny_vit, tiny_images, tmp_path):
-    """As of a folder whose name is not of this system's encoding."""
+    """For example, the name of a folder in another encoding."""
     path = tiny_model(tiny_vit).learn(tiny_images / "train", name="Mon\udcffday\n").save(tmp_path / "m.onea")
     assert onea.load(path).history[0]["name"] == "Mon\\udcffday\\n"
 
@@ -313,7 +313,7 @@ def test_a_damaged_earlier_version_is_named_when_it_is_needed(saved, photos, one
 
 
 def test_undo_refuses_an_earlier_version_of_another_model(tiny_vit, tiny_images, saved, tmp_path):
-    """As of a folder that was put in place of the one that was loaded."""
+    """For example, a version from another folder with the same name."""
     model = onea.load(saved)
     other = tiny_model(tiny_vit).learn(tiny_images / "train", name="other")
     place = other.forget("class01").save(tmp_path / "other.onea") / "states/000002"
@@ -325,7 +325,7 @@ def test_undo_refuses_an_earlier_version_of_another_model(tiny_vit, tiny_images,
 
 
 def test_the_files_read_do_not_depend_on_the_number_of_versions(saved, photos, onea_command, reads, tmp_path):
-    """Of two folders that differ in nothing but earlier versions, the same files are read, and the same bytes."""
+    """Of two folders that differ only in earlier versions, the same files are read."""
     alone = Path(shutil.copytree(saved, tmp_path / "alone.onea"))
     for version in ("000001", "000002"):
         shutil.rmtree(alone / "states" / version)
@@ -343,7 +343,7 @@ def test_the_files_read_do_not_depend_on_the_number_of_versions(saved, photos, o
 
 
 def test_a_model_is_read_while_another_process_writes(saved, monkeypatch):
-    """The versions that were found first may be gone when they are read."""
+    """The version in the manifest may be gone when it is read."""
     read, undone = folders.read_state, []
 
     def undone_meanwhile(path, version):
@@ -357,7 +357,7 @@ def test_a_model_is_read_while_another_process_writes(saved, monkeypatch):
 
 
 def test_a_flipped_bit_does_not_rename_a_class(saved):
-    """Each file says for itself whether it is what was written."""
+    """Each file has its own checksum."""
     for name, old, new in (
         ("states/000003/state.json", b'"class01"', b'"class11"'),
         ("model.json", b'"unknown":0.05', b'"unknown":0.75'),
@@ -431,7 +431,7 @@ def test_predictions_of_the_golden_folder(tiny_vit, photos):
 
 
 def test_evaluation_of_the_golden_folder(tiny_vit, photos, tmp_path):
-    """Answers, shares, mistakes and the measures of unknown images, as `onea evaluate --json` prints them."""
+    """All results, as `onea evaluate --json` prints them."""
     generator = np.random.default_rng(3)
     for number in range(6):
         pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8) // (1 + number % 3)
@@ -448,7 +448,7 @@ def test_evaluation_of_the_golden_folder(tiny_vit, photos, tmp_path):
 
 
 def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):
-    """The network's edge alone is replaced: what would be uploaded is what is downloaded."""
+    """Only the network access is replaced: what would be uploaded is what is downloaded."""
     import shutil
 
     from huggingface_hub.utils import filter_repo_objects
@@ -464,7 +464,7 @@ def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):
     asked: list[dict[str, object]] = []
 
     def download(name, **options):
-        """As the Hub does it: only what was asked for, as links into a store of files."""
+        """Like the Hub: only the requested files, as links into a cache."""
         asked.append(options)
         cache = tmp_path / f"cache-{len(asked)}"
         for file in filter_repo_objects(listing(hub / name), allow_patterns=options["allow_patterns"]):

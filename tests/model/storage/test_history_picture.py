@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a model's history: what stands where, read off its pixels."""
+"""The picture of a model's history: positions of its parts, measured in pixels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BELOW_NAMES = {BLUE: 45, ORANGE: 45, GREEN: 350}  # where the panel begins in wh
 
 
 def learned(version, new, known, right=None, of=10):
-    """An update as far as the picture looks at it; what is held out was answered right so many times."""
+    """An update with the fields that the picture uses; ``right`` of its ``of`` held-out images are correct."""
     held = {"held_out": of, "overall_images": of}
     found = None if right is None else right / of
     return {

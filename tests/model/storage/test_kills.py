@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that is killed, at whatever moment, leaves the model as it was or as it should become."""
+"""A command that is killed at any moment leaves the model as before or as after the command."""
 
 from __future__ import annotations
 

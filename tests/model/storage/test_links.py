@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder from somebody else: its links lead nowhere, and nothing but our own names is ever removed."""
+"""A model folder from an untrusted source: links are refused, and only files of a model are ever removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made(tiny_vit, tiny_images, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def received(made, tmp_path) -> Path:
-    """A model among things that are dear to somebody."""
+    """A model beside a user's other files."""
     home = tmp_path / "home"
     (home / "letters").mkdir(parents=True)
     (home / "letters/mum.txt").write_text("dear mum")
@@ -100,7 +100,7 @@ def test_a_link_in_place_of_a_partial_file_is_not_followed(received, target):
 
 
 def test_the_path_of_a_model_may_be_a_link(received):
-    """Whoever gives a path has chosen it."""
+    """The path is chosen by the user, unlike links inside the folder."""
     link = received.parent / "mine.onea"
     link.symlink_to(received)
     rename(link)
@@ -129,7 +129,7 @@ def test_pipes_and_folders_in_place_of_files_are_refused(received, name):
 
 
 def test_only_files_of_a_model_are_removed(received):
-    """Versions that no longer count go, and our files in them; what somebody put beside them stays."""
+    """Versions that are no longer valid are removed, with their files; all other files stay."""
     states = received / "states"
     ours = [states / "000009", states / ".partial-abcd1234", states / "000008"]
     for place in ours:

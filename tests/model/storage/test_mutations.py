@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder that was changed by accident or on purpose: the same answers or one sentence, and nothing removed."""
+"""A model folder that was changed by accident or on purpose gives the same predictions or an error; no file is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEED = 20_261_116
 
 @pytest.fixture(scope="module")
 def shop(tiny_vit, tiny_images, tmp_path_factory) -> Path:
-    """A folder with three versions, the last one of five classes; room for more, so that nothing need be removed."""
+    """A folder with three versions, the last one of five classes; more are kept, so that none needs to be removed."""
     files = class_folders(tiny_images / "train")
     model = tiny_model(tiny_vit, keep=50)
     for names in (("class00", "class01", "class02"), ("class03", "class04")):
@@ -58,7 +58,7 @@ def answers(path: Path, asked: list[Path]) -> tuple[list[str], np.ndarray]:
 
 
 class Trial:
-    """One folder, changed in many ways; counts what became of it."""
+    """One folder, changed in many ways; counts the outcomes."""
 
     def __init__(self, shop: Path, asked: list[Path], place: Path) -> None:
         self.shop, self.asked, self.path = shop, asked, place / "shop.onea"
@@ -70,7 +70,7 @@ class Trial:
         return Path(shutil.copytree(self.shop, self.path))
 
     def check(self, what: str, hostile: bool = False) -> None:
-        """Ask the changed folder, then change it; of a hostile one other answers are allowed, if they are numbers."""
+        """Predict with the changed folder, then update it; if it is hostile, other finite predictions are allowed."""
         before = content(self.path)
         self._ask(what, hostile)
         assert content(self.path) == before, f"{what}: asking changed the folder"
@@ -105,11 +105,11 @@ class Trial:
             self._verify(what)
 
     def report(self, tried: Callable[..., None], what: str) -> None:
-        """What became of all; whatever else a change had led to would have failed the test."""
+        """Report the outcomes; any other outcome fails the test."""
         tried("changed model folders", what, {"refused with one sentence": self.refused, "harmless": self.same})
 
     def _verify(self, what: str) -> None:
-        """The current version is whole; earlier ones are read on request."""
+        """Also read the earlier versions, after the current one was found to be intact."""
         try:
             folders.verify(self.path)
         except OneaError as error:
@@ -124,7 +124,7 @@ def trial(shop, asked, tmp_path) -> Trial:
     return Trial(shop, asked, tmp_path)
 
 
-# By accident: whatever happens to bytes and files
+# By accident: damaged bytes and files
 
 
 def swapped_versions(path: Path) -> Iterator[str]:
@@ -175,7 +175,7 @@ def test_every_single_bit_of_the_json_files(trial, name, tried):
     assert trial.refused > len(whole) / 2
 
 
-# On purpose: every checksum is right, and what it covers is not
+# On purpose: impossible contents with correct checksums
 
 
 def try_hostile_json(trial: Trial, name: str, share: float) -> int:
@@ -286,7 +286,7 @@ def test_equal_parameters_of_another_type_are_converted(trial):
 
 
 def test_hostile_json_is_refused(trial):
-    """NaN, numbers beyond all numbers, brackets without end, sparse gigabytes."""
+    """NaN, infinite and huge numbers, deep nesting, and huge sparse files."""
     for name in ("model.json", "states/000003/state.json"):
         whole = (trial.shop / name).read_text()
         number = '"unknown":0.05' if name == "model.json" else '"calibration_images":'
@@ -303,14 +303,14 @@ def test_hostile_json_is_refused(trial):
 
 
 def with_tensors(path: Path, content: bytes) -> None:
-    """Write tensors and make all checksums right."""
+    """Write tensors, and correct all checksums."""
     (path / "state.safetensors").write_bytes(content)
     described = json.loads((path / "state.json").read_bytes())
     (path / "state.json").write_bytes(resealed(described | {"sha256": hashlib.sha256(content).hexdigest()}))
 
 
 def hostile_tensors(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, bytes]]:
-    """Files of tensors that no teaching could have made."""
+    """Files of tensors that no update could have written."""
     for name, value in tensors.items():
         rest = {other: each for other, each in tensors.items() if other != name}
         yield f"{name} is missing", save(rest)
@@ -359,7 +359,7 @@ def hostile_tensors(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, byt
 
 
 def test_hostile_tensors_are_refused(trial):
-    """Their checksums are right, so only a look at them tells."""
+    """Their checksums are correct, so only their contents show that they are impossible."""
     cases = list(hostile_tensors(load_file(trial.shop / "states/000003/state.safetensors")))
     chosen = [case for number, case in enumerate(cases) if number % 5 == 0 or number >= len(cases) - 20]
     for what, tensors in chosen:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model folder, a repository of the Hub and an exported file tell of the machine they come from: no path."""
+"""Model folders, repositories of the Hub and exported files reveal no path of the machine that made them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onea.model.export import export
 
 @pytest.fixture
 def private(tmp_path, tiny_vit, monkeypatch):
-    """A network in a folder whose name nobody else should read, and a cache that knows no other."""
+    """A network in a folder with a private name, and an empty cache."""
     monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "secret-customer" / "net.safetensors"
     file.parent.mkdir()
@@ -34,7 +34,7 @@ def model(private, tiny_images):
 
 
 def contents(place: Path) -> dict[str, bytes]:
-    """What is in the files of a folder, and in the files of an archive."""
+    """The contents of the files of a folder, and of files in archives."""
     found = {str(path): path.read_bytes() for path in place.rglob("*") if path.is_file()}
     for path in [path for path in map(Path, found) if zipfile.is_zipfile(path)]:
         with zipfile.ZipFile(path) as archive:
@@ -77,7 +77,7 @@ def test_a_pushed_model_contains_no_path(model, private, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_an_exported_file_contains_no_path(to, model, private, tmp_path):
-    """PyTorch notes for each operation which line of which file asked for it."""
+    """By default, PyTorch records the source line of each operation."""
     if to == "onnx":
         onnx_runtime_or_skip()
     (tmp_path / "out").mkdir()
@@ -95,7 +95,7 @@ def test_the_backbone_file_is_found_where_it_was_last_used(model, private, tmp_p
     ):
         onea.load(saved)
     assert onea.load(saved, backbone=str(moved), device="cpu", threads=1).classes_.tolist() == wanted
-    assert onea.load(saved, device="cpu", threads=1).backbone == str(moved), "it has been given once"
+    assert onea.load(saved, device="cpu", threads=1).backbone == str(moved), "the path is remembered once it was given"
 
 
 def test_the_backbone_file_is_found_beside_the_model_folder(model, private, tmp_path, tiny_images):
