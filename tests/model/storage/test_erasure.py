@@ -74,7 +74,7 @@ def states(path: Path):
 def test_no_file_contains_the_name_or_the_statistics(shop, onea):
     rows = [*rows_of(states(shop)[-1], GONE), *rows_of(states(shop)[0], EARLIER)]
     assert len(rows) > 20
-    assert "forget it with --everywhere" in onea("forget", str(shop), GONE)[1]
+    assert "--everywhere (everywhere=true) removes it" in onea("forget", str(shop), GONE)[1]
     assert found_names(shop) == [GONE, EARLIER, KEPT]
     assert all(row in content(shop) for row in rows), "plain forget leaves them in earlier versions"
     status, told, _ = onea("forget", str(shop), GONE, "--everywhere")
