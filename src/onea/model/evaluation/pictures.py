@@ -223,8 +223,15 @@ def _wrap(text: str) -> list[str]:
 
 def _caption(axes: Any, first: int, lines: Sequence[str], colour: str) -> None:
     """Write lines under a photo; ``first`` is the number of the first one, from 0."""
-    place = {"xy": (0, 0), "xycoords": "axes fraction", "xytext": (0, -4 - 10 * first), "textcoords": "offset points"}
-    axes.annotate("\n".join(lines), **place, fontsize=7.5, color=colour, va="top", linespacing=1.15, parse_math=False)
+    position = {
+        "xy": (0, 0),
+        "xycoords": "axes fraction",
+        "xytext": (0, -4 - 10 * first),
+        "textcoords": "offset points",
+    }
+    axes.annotate(
+        "\n".join(lines), **position, fontsize=7.5, color=colour, va="top", linespacing=1.15, parse_math=False
+    )
 
 
 def _shorten(name: str, max_length: int) -> str:

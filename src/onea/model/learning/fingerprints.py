@@ -131,7 +131,7 @@ class Repeats:
         return self.taught_before | self.duplicates
 
     def independent_of(self, trained: Tensor) -> Tensor:
-        """Which new photos have no copy, of whatever class, among those trained on, ``bool [N]``."""
+        """Which new photos have no copy of any class among those trained on, ``bool [N]``."""
         independent = ~self.repeated & ~trained
         copies = find_copies(self.fingerprints[independent], self.fingerprints[trained])
         independent[independent.clone()] = copies < 0

@@ -192,9 +192,9 @@ def read_manifest(path: Path) -> Manifest:
     if not holds_model(path):
         problem = "contains no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise OneaError(f"{path} {problem}; give a folder that `onea teach` or save() created.")
-    place = path / layout.MANIFEST
-    content = read_regular(place, validation.MAX_JSON_BYTES)
-    with _damage_as_error(path, place, "restore the folder from a copy"):
+    file = path / layout.MANIFEST
+    content = read_regular(file, validation.MAX_JSON_BYTES)
+    with _damage_as_error(path, file, "restore the folder from a copy"):
         kept, counter, params = validation.parse_manifest(content)
         # Users may have removed earlier versions, to save space or because they are damaged.
         earlier = (version for version in kept[:-1] if os.path.lexists(state_folder(path, version)))
@@ -245,8 +245,8 @@ def read_state(path: Path, version: int) -> State:
 def _read_values(path: Path, version: int) -> dict[str, Any]:
     """The content of ``state.json`` of a version."""
     folder = state_folder(path, version)
-    for place in (folder.parent, folder):
-        check_regular(place, folder=True)
+    for parent in (folder.parent, folder):
+        check_regular(parent, folder=True)
     _check_exists(path, folder / layout.STATE)
     content = read_regular(folder / layout.STATE, validation.MAX_JSON_BYTES)
     with _damage_as_error(path, folder):
@@ -261,16 +261,16 @@ def _check_exists(path: Path, file: Path) -> None:
 
 
 @contextmanager
-def _damage_as_error(path: Path, place: Path, remedy: str = _RESTORE) -> Iterator[None]:
+def _damage_as_error(path: Path, damaged: Path, remedy: str = _RESTORE) -> Iterator[None]:
     """Turn exceptions about a damaged file or folder into an ``OneaError`` with a remedy."""
     try:
         yield
     except validation.UnsupportedFormat as reason:
         raise OneaError(f"{path} {reason}.") from reason
     except DamagedFile as reason:
-        raise OneaError(f"{place} is damaged ({reason}); {remedy}.") from reason
+        raise OneaError(f"{damaged} is damaged ({reason}); {remedy}.") from reason
     except OSError as error:
-        raise OneaError(f"{place} cannot be read ({error.strerror}); restore the folder from a copy.") from error
+        raise OneaError(f"{damaged} cannot be read ({error.strerror}); restore the folder from a copy.") from error
 
 
 def write(path: Path, current: State, manifest: Manifest, new: Sequence[State] = ()) -> None:

@@ -70,11 +70,11 @@ def check_can_hold(path: Path) -> None:
     """Refuse a folder with links instead of model files, or with other files and no model."""
     if not path.exists():
         return
-    for place in _model_files(path):
-        check_regular(place)
+    for entry in _model_files(path):
+        check_regular(entry)
     if holds_model(path):
         return
-    names = {place.name for place in _entries(path)}
+    names = {entry.name for entry in _entries(path)}
     if (versions := list(_version_folders(path))) and _FIRST_SAVE not in names:
         raise OneaError(
             f"{path} has versions of a model ({versions[0].name}) and no {MANIFEST}; restore it from a copy, or choose "
@@ -97,10 +97,10 @@ def remove_other_versions(path: Path, versions: Collection[int]) -> None:
     for version in _version_folders(path):
         if version not in kept:
             remove_version(version)
-    for place in _entries(path):
-        if place.name == _FIRST_SAVE or _PARTIAL_TOP_FILES.fullmatch(place.name):
+    for entry in _entries(path):
+        if entry.name == _FIRST_SAVE or _PARTIAL_TOP_FILES.fullmatch(entry.name):
             with suppress(OSError):
-                place.unlink()
+                entry.unlink()
     with suppress(OSError):  # only if empty
         (path / STATES).rmdir()
 
@@ -108,9 +108,9 @@ def remove_other_versions(path: Path, versions: Collection[int]) -> None:
 def remove_version(folder: Path) -> None:
     """Remove the files of a version, and its folder unless it contains other files."""
     if check_regular(folder, folder=True):
-        for place in _version_files(folder):
+        for entry in _version_files(folder):
             with suppress(OSError):
-                place.unlink()
+                entry.unlink()
         with suppress(OSError):
             folder.rmdir()
 
@@ -119,13 +119,13 @@ def remaining_files(path: Path, versions: Collection[int]) -> list[Path]:
     """Files of other versions, which ``remove_other_versions`` could not remove."""
     kept = {state_folder(path, version) for version in versions}
     others = (version for version in _version_folders(path) if version not in kept)
-    return [place for version in others for place in _version_files(version)]
+    return [entry for version in others for entry in _version_files(version)]
 
 
 def _version_files(folder: Path) -> list[Path]:
     """The files of a version, complete or partial."""
     return [
-        place for place in _entries(folder) if place.name in _STATE_FILES or _PARTIAL_STATE_FILES.fullmatch(place.name)
+        entry for entry in _entries(folder) if entry.name in _STATE_FILES or _PARTIAL_STATE_FILES.fullmatch(entry.name)
     ]
 
 
@@ -139,10 +139,10 @@ def _model_files(path: Path) -> Iterator[Path]:
 def _version_folders(path: Path) -> Iterator[Path]:
     """The folders of versions, complete or partial."""
     if check_regular(path / STATES, folder=True):
-        for place in _entries(path / STATES):
-            if _VERSION_FOLDER.fullmatch(place.name):
-                check_regular(place, folder=True)
-                yield place
+        for entry in _entries(path / STATES):
+            if _VERSION_FOLDER.fullmatch(entry.name):
+                check_regular(entry, folder=True)
+                yield entry
 
 
 def _entries(folder: Path) -> list[Path]:
