@@ -99,7 +99,7 @@ def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: P
             "seconds": round(seconds, 1),
             "accuracy": round(100 * result.accuracy, 2),
             "class_balanced": round(100 * result.balanced_accuracy, 2),
-            "answered_unknown": round(100 * evaluate(snapshot, *examples).unknown, 2),
+            "answered_unknown": round(100 * evaluate(snapshot, *examples).unknown_rate, 2),
             "epochs": model.history[-1]["epochs"],
             "images": model.history[-1]["images"],
             "held_out_accuracy": model.history[-1]["held_out_accuracy"],

@@ -154,7 +154,9 @@ def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
     if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
         raise OneaError(f"{path} is a symbolic link; replace it with the file or folder that it points to.")
     if not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
-        raise OneaError(f"{path} is not a plain {'folder' if folder else 'file'}; remove it or restore it from a copy.")
+        raise OneaError(
+            f"{path} is not a plain {'folder' if folder else 'file'}; remove it or restore it from a backup."
+        )
     return status
 
 
@@ -169,7 +171,7 @@ def open_regular(path: Path, *, follow: bool = False) -> tuple[BufferedReader, i
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):  # replaced since the check, or the target of a link
         os.close(handle)
-        raise OneaError(f"{path} is not a plain file; remove it or restore it from a copy.")
+        raise OneaError(f"{path} is not a plain file; remove it or restore it from a backup.")
     return os.fdopen(handle, "rb"), status.st_size
 
 
@@ -183,7 +185,7 @@ def read_regular(path: Path, max_bytes: int = _MAX_BYTES, *, follow: bool = Fals
     with file:
         if size > max_bytes:
             raise OneaError(
-                f"{path} has {size:,} bytes, but at most {max_bytes:,} are allowed; restore it from a copy."
+                f"{path} has {size:,} bytes, but at most {max_bytes:,} are allowed; restore it from a backup."
             )
         try:
             return file.read(size)
@@ -217,7 +219,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a copy.") from error
+        raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a backup.") from error
 
 
 def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tensor]:

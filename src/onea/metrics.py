@@ -215,7 +215,7 @@ def summarise(
     Args:
         correct_per_class: one list per learned task: the correct predictions of each class seen, by position.
         total_per_class: the number of test images of each class, by position.
-        sizes: the stream's task sizes. With fewer steps than tasks, the metrics are of the stream so far.
+        sizes: the stream's task sizes. With fewer steps than tasks, the metrics cover the stream so far.
 
     Returns:
         ``A``, ``A_T``, ``mean_A``, ``weighted_mean_A``, ``F`` and ``F_per_task``; ``balanced_A``, ``balanced_A_T`` and
@@ -247,7 +247,9 @@ def summarise(
 
 def _check_steps(correct: Sequence[Sequence[int]], total: Sequence[int], sizes: Sequence[int]) -> None:
     if not 1 <= len(correct) <= len(sizes):
-        raise OneaError(f"{len(correct)} steps of counts for {len(sizes)} tasks; give one for every learned task.")
+        raise OneaError(
+            f"There are counts after {len(correct)} steps for {len(sizes)} tasks; give them for every learned task."
+        )
     for step, (hits, seen) in enumerate(zip(correct, accumulate(sizes), strict=False)):
         if len(hits) != seen or len(total) < seen:
             raise OneaError(

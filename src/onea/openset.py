@@ -17,7 +17,7 @@ from onea.errors import OneaError
 
 @dataclass(frozen=True)
 class OpenSetCurve:
-    """The open-set classification rate curve (OSCR, Dhamija et al. 2018), over falling thresholds.
+    """The open-set classification rate curve (OSCR, Dhamija et al. 2018), over decreasing thresholds.
 
     >>> OpenSetCurve(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 0.8, 0.8])).area
     0.6000000238418579
@@ -49,7 +49,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def fpr_at_tpr(known: Tensor, unknown: Tensor, tpr_percent: int = 95) -> float:
-    """False positive rate at the threshold that this percentage of the known images reaches (FPR95).
+    """False positive rate at the threshold that ``tpr_percent`` % of the known images reach (FPR95).
 
     >>> fpr_at_tpr(torch.arange(100.0), torch.tensor([3.0, 4.0, 5.0, 6.0]))
     0.5

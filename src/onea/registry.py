@@ -70,7 +70,7 @@ class Registry:
                 raise
             reason = f"{type(error).__name__}: {truncate(error)}"
             raise OneaError(
-                f"The {self.kind} '{name}' of {target} cannot be loaded ({reason}); repair or uninstall its package."
+                f"The {self.kind} '{name}' from {target} cannot be loaded ({reason}); fix or uninstall that package."
             ) from error
 
     def load_all(self) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def test_folders_of_class_folders_are_reported(onea, tiny_vit, tiny_images):
 def test_a_class_name_that_is_no_folder_name_is_reported(onea, shop, name):
     code, out, _ = onea("rename", "shop.onea", "class00", name)
     assert code == 0
-    assert f"'{name}' is not a valid folder name on every system: teach its photos together with labels" in out
+    assert f"'{name}' is not a portable folder name: to teach photos of it, pass labels to learn() in Python" in out
     assert "folder name" not in onea("rename", "shop.onea", name, "zero")[1]
 
 

@@ -113,7 +113,7 @@ def test_limits_of_loss_and_agreement(lost, won, same, kept):
 def test_few_photos_have_confidence_bounds(capsys):
     print_quality(Quality(photos=100, correct=80, lost=0, won=0, same=100))
     said = capsys.readouterr().out
-    assert "100 photos: 80.0 % correct, 80.0 % in fp32; 100.0 % of the answers are the same" in said
+    assert "100 photos: 80.0 % correct, 80.0 % in fp32; 100.0 % of the predictions agree" in said
     assert "at most 1.6 points lost, at least 97.4 % of the answers the same; 2,000 or more photos" in said
     print_quality(Quality(photos=2000, correct=1600, lost=3, won=1, same=1990))
     assert "confidence bounds" not in capsys.readouterr().out

@@ -245,7 +245,7 @@ def test_an_evaluation_has_results_for_each_class(model, files):
     assert evaluation.images == 12, "images of untaught classes are neither correct nor wrong"
     correct = sum(evaluation.by_class[name].correct for name in ("plum", "fig"))
     assert evaluation.accuracy == correct / 12
-    assert evaluation.accuracy + evaluation.wrong + evaluation.unknown == pytest.approx(1)
+    assert evaluation.accuracy + evaluation.wrong_rate + evaluation.unknown_rate == pytest.approx(1)
     assert not [mistake for mistake in evaluation.confusions() if mistake[0] == "date"]
     values = evaluation.as_json()
     low, high = values["accuracy_interval"]

@@ -241,7 +241,7 @@ def test_an_unknown_image_is_minus_one_among_numbers(tiny_vit, pixels):
 
 @pytest.mark.parametrize("label", [0.5, float("nan"), float("inf"), None, 1j, [1], (1, 2), np.array([1, 2]), b"a"])
 def test_labels_of_other_types_are_refused(model, pixels, label):
-    with pytest.raises(OneaError, match=r"Unknown label type: .* give text or whole numbers, one for each image"):
+    with pytest.raises(OneaError, match=r"Unknown label type: .* give strings or integers, one for each image"):
         clone(model).fit(pixels[:4], ["a", "a", "b", label])
 
 

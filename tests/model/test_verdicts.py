@@ -148,8 +148,8 @@ def test_all_accuracies_agree(estimator, model, photos, tmp_path):
     shown, labels = shown + other[:60], labels + ["class00"] * 60
     found = estimator.evaluate(shown, labels)
     given = estimator.predict(shown).tolist()
-    assert min(found.accuracy, found.wrong, found.unknown) > 0
-    assert found.accuracy + found.wrong + found.unknown == pytest.approx(1)
+    assert min(found.accuracy, found.wrong_rate, found.unknown_rate) > 0
+    assert found.accuracy + found.wrong_rate + found.unknown_rate == pytest.approx(1)
     same = np.mean(np.array(given) == labels)
     told = found.as_json()
     quality = Quality.compare(labels, given, given)
@@ -164,7 +164,7 @@ def test_all_accuracies_agree(estimator, model, photos, tmp_path):
     assert sum(one.correct + one.wrong + one.unknown for one in found.by_class.values()) == found.images
     assert (
         len(found.mistakes)
-        == round(found.wrong * found.images)
+        == round(found.wrong_rate * found.images)
         == found.total.wrong
         == int(found.confusion.sum() - np.diagonal(found.confusion).sum())
     )

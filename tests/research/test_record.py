@@ -71,7 +71,7 @@ def test_a_damaged_compressed_record_is_refused(damage, compressed_run):
     store, folder, _ = compressed_run
     file = folder / COMPRESSED
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(OneaError, match=r"record\.json\.gz is damaged \(.*\); restore it from a copy"):
+    with pytest.raises(OneaError, match=r"record\.json\.gz is damaged \(.*\); restore it from a backup"):
         load_records(store.root)
 
 

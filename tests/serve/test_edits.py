@@ -53,7 +53,7 @@ def test_forget_everywhere(client, shop):
 def test_a_class_name_that_is_no_folder_name_is_reported(client):
     renamed = client.post("/rename", params={"old": "class01", "new": "T-shirt/top"}, headers=TEACHER)
     (remark,) = renamed.json()["remarks"]
-    assert remark.startswith("'T-shirt/top' is not a valid folder name on every system")
+    assert remark.startswith("'T-shirt/top' is not a portable folder name")
 
 
 def test_two_classes_become_one(client, shop):

@@ -39,7 +39,7 @@ class RegularisedGaussian(Classifier):
 
     title: ClassVar[str] = "Regularised Gaussian"
     paper: ClassVar[str] = "https://www.jstor.org/stable/2289860"
-    stores: ClassVar[str] = "a mean and some directions per class, one matrix"
+    stores: ClassVar[str] = "a mean and a few directions per class, and one matrix"
 
     directions: Count = 32
     prior_images: Positive = 800.0
@@ -77,7 +77,7 @@ class FullRegularisedGaussian(RegularisedGaussian):
     """Regularised Gaussian with all eigenvectors of each class: hundreds of megabytes for a few hundred classes."""
 
     title: ClassVar[str] = "Regularised Gaussian, full"
-    stores: ClassVar[str] = "a mean and a matrix per class, one matrix"
+    stores: ClassVar[str] = "a mean and a matrix per class, and one matrix"
 
     directions: Count = 4096
 

@@ -37,7 +37,7 @@ class NearestMean(Classifier):
 class _PooledCovariance(Classifier):
     """Base of classifiers that need the means and the pooled scatter."""
 
-    stores: ClassVar[str] = "a mean per class, one matrix"
+    stores: ClassVar[str] = "a mean per class and one matrix"
 
     def statistics(self, width: int) -> ClassStatistics:
         """Means and the pooled scatter."""

@@ -54,7 +54,7 @@ def classes(
     model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, like GET /classes of `onea serve`.")] = False,
 ) -> None:
-    """List the classes of a model and their numbers of training images."""
+    """List the classes of a model with the number of training images of each."""
     import json
 
     from rich.console import Console

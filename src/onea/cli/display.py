@@ -316,7 +316,7 @@ def print_quality(quality: Quality) -> None:
 
     before, after = (100 * accuracy for accuracy in quality.accuracy)
     photos, agreement = plural(quality.photos, "photo", "photos"), 100 * quality.agreement
-    print(f"{photos}: {after:.1f} % correct, {before:.1f} % in fp32; {agreement:.1f} % of the answers are the same")
+    print(f"{photos}: {after:.1f} % correct, {before:.1f} % in fp32; {agreement:.1f} % of the predictions agree")
     if quality.photos < RECOMMENDED_PHOTOS:
         loss, agreement = (100 * bound for bound in quality.confidence_bounds)
         print(

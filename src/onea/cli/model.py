@@ -66,7 +66,7 @@ def teach(
         float | None,
         typer.Option(
             help="Fraction of images of known classes that may be predicted 'unknown'.",
-            show_default="that of the model, or 0.05",
+            show_default="the model's setting, or 0.05",
         ),
     ] = None,
     on_bad: OnBad = MachineOptions.on_bad,
@@ -201,7 +201,7 @@ def export(
         Path | None,
         typer.Option(
             help="Folder with one folder of photos for each class, 2,000 photos or more. An int8 file is written only "
-            "if it loses at most 0.5 points of accuracy on them and 97 % of the answers are the same."
+            "if it loses at most 0.5 points of accuracy on them and 97 % of the predictions agree."
         ),
     ] = None,
     force: Annotated[

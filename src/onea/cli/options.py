@@ -105,7 +105,7 @@ UnknownRate = Annotated[
     typer.Option(
         "--unknown",
         help="Fraction of images of known classes that may be predicted 'unknown'.",
-        show_default="that of the model",
+        show_default="the model's setting",
     ),
 ]
 MovedBackbone = Annotated[str | None, typer.Option(help="New path of the model's backbone file, if it was moved.")]

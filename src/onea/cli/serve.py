@@ -36,7 +36,7 @@ def serve(
     ),
     max_upload: Annotated[
         int,
-        typer.Option(help="Maximum megabytes of a teaching request; a prediction request may have an eighth of that."),
+        typer.Option(help="Maximum size of a teaching request in MB; a prediction request may be an eighth of that."),
     ] = Limits.learn_bytes // MEGABYTE,
     max_megapixels: Annotated[
         int,

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from onea.data.dataset import Pixels
-from onea.data.pixel_limit import MAX_PIXEL_LIMIT, max_pixels, too_many_pixels
+from onea.data.pixel_limit import MAX_PIXEL_LIMIT, max_pixels, pixel_limit_reason
 from onea.errors import MEMORY_REMEDY, OneaError, OutOfMemory, is_out_of_memory
 
 _BYTES_PER_PIXEL = 16  # of memory, measured for WebP; other decoders need at most half
@@ -211,7 +211,7 @@ def _decoded(stream: BinaryIO, path: Path, limit: int | None, untrusted: bool = 
         _lift_pillow_limit()
         with Image.open(stream, formats=_formats(untrusted)) as image:
             if (pixels := image.width * image.height) > allowed:
-                raise BadImage(path, too_many_pixels(pixels, limit))
+                raise BadImage(path, pixel_limit_reason(pixels, limit))
             yield image
     except BadImage:
         raise
@@ -327,7 +327,7 @@ def _to_8_bits(image: Image.Image) -> Pixels:
 
 def _reason(stream: BinaryIO, error: Exception, limit: int | None, untrusted: bool) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return too_many_pixels(MAX_PIXEL_LIMIT + 1, limit)
+        return pixel_limit_reason(MAX_PIXEL_LIMIT + 1, limit)
     if isinstance(error, UnidentifiedImageError):
         if stream.seek(0, SEEK_END) == 0:
             return "the file is empty"

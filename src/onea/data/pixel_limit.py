@@ -36,10 +36,10 @@ def _checked(text: str) -> int:
     return int(text)
 
 
-def too_many_pixels(pixels: int, limit: int | None) -> str:
+def pixel_limit_reason(pixels: int, limit: int | None) -> str:
     """The reason for refusing an image; ``limit`` is the limit of the caller, if not ``max_pixels()``.
 
-    >>> too_many_pixels(168_000_000, None)
+    >>> pixel_limit_reason(168_000_000, None)
     'it has 168.0 megapixels; the limit is 110, see --max-megapixels (or ONEA_MAX_MEGAPIXELS)'
     """
     if limit is not None or pixels > MAX_PIXEL_LIMIT:

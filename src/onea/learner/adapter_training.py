@@ -56,13 +56,13 @@ class AdapterTraining(AdapterOptions):
             turn: the whole image, then random crops, fixed for the task. The input of these blocks is computed once
             for each view and cached in half precision, in up to half of the free memory and at most 1 GB on the host.
             0 samples new crops in every epoch (the paper).
-        patience: number of consecutive epochs without a better accuracy of the local head on the held-out images (see
-            ``guard``) after which training stops; 0 never stops early (the paper).
+        patience: stop after this number of epochs without improvement of the local head on the held-out images (see
+            ``guard``); 0 never stops early (the paper).
         patch_drop_rate: share of the patches of each image that a training step drops at random; class token and
             registers are kept. Statistics and predictions use all patches. 0 drops none (the paper).
-        freeze_at: if not 0, all blocks have an adapter. After this share of a task's epochs, only those of the last
-            ``adapter_blocks`` are trained, on ``cached_views`` (for any number of images) and with
-            ``patch_drop_rate``. Until then, all are trained, on new crops with all patches, without early stopping.
+        freeze_at: fraction of a task's epochs after which only the adapters of the last ``adapter_blocks`` blocks are
+            trained, on ``cached_views`` and with ``patch_drop_rate``. Before that, those of all blocks are trained,
+            on new crops with all patches and without early stopping. 0 is off.
     """
 
     batch_size: int = 128
@@ -120,7 +120,7 @@ class AdapterTraining(AdapterOptions):
         if self.adapter_blocks > vit.depth:
             raise OneaError(
                 f"adapter_blocks is {self.adapter_blocks}, but '{vit.name}' has {vit.depth} blocks; "
-                f"give {vit.depth} or less, or 0 for all."
+                f"give {vit.depth} or fewer, or 0 for all."
             )
         return vit.depth - (self.adapted_blocks or vit.depth)
 

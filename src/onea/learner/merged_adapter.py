@@ -69,8 +69,8 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     Attributes:
         single_class: how to handle a task of one class: ``train`` and merge it like any other, or ``skip`` it: then it
             is neither trained, merged nor counted, but its prototype is computed.
-        min_share: tasks with a smaller share of the classes in the merge are skipped as well, because they would hardly
-            change the merged adapter but cause drift of the old prototypes. 0 trains all tasks (the paper).
+        min_share: tasks that contribute less than this share of the merged classes are skipped as well: they would
+            hardly change the merged adapter, but old prototypes would drift. 0 trains all tasks (the paper).
         carry: compensate the drift of features in the statistics of old classes (not in the paper).
         guard: share of the images of a task, at most about 200, that are held out of its training. If accuracy on them
             drops significantly, the merge is rejected. 0 holds out none (the paper).

@@ -105,9 +105,8 @@ class ClassifierOptions(Validated):
             those that need less than 100 MB for 100 classes. The guard uses only the first classifier.
         views: number of views of each image in the statistics: the whole image (1, the paper), then random crops,
             flipped half of the time, each counted as another image.
-        enough_images: if a task has at least this number of images per class on average, the whole image is counted
-            ``views`` times instead of crops, which help classes with few images; training with fixed views then uses
-            no crops either. 0 always uses crops.
+        enough_images: from this number of images per class (average of the task), the whole image is counted ``views``
+            times in place of crops, and training with fixed views uses no crops either. 0 always uses crops.
     """
 
     classifier: str = "ncm"

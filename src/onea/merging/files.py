@@ -155,7 +155,9 @@ def read_source(path: Path) -> Source:
         if ".lora_" in name:
             raise OneaError(f"{path} has LoRA factors without their scale; give the folder with its {CONFIG}.")
         if not value.is_floating_point():
-            raise OneaError(f"{path}: '{name}' has {value.dtype} numbers, not weights; remove it from the file.")
+            raise OneaError(
+                f"{path}: '{name}' has dtype {value.dtype}, so it is not a weight; remove it from the file."
+            )
     if not tensors:
         raise OneaError(f"{path} has no tensors; there is nothing to merge.")
     return Source(tensors, description)

@@ -113,8 +113,8 @@ def fuse(
 ) -> Fusion:
     """Merge ``align`` into ``base``, each ``[matrices, out, in]`` float64.
 
-    Without ``alignment``, the result is the weighted mean, as is that of symmetric (KnOTS) alignment with any linear
-    rule. If a base matrix is zero, the result is the align matrix.
+    Without ``alignment``, the result is the weighted mean. Symmetric (KnOTS) alignment with any linear rule also
+    reduces to it. If a base matrix is zero, the result is the align matrix.
 
     >>> base, align = torch.eye(2, dtype=torch.float64)[None], torch.zeros(1, 2, 2, dtype=torch.float64)
     >>> fuse(base, align, 0.25, Gate(gating=False)).merged[0].diagonal()

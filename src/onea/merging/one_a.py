@@ -26,7 +26,8 @@ class OneAMergeOptions(Gate):
         alignment: project the smaller side into the larger one's subspace; off is the weighted mean.
         weights: information proxy: ``classes`` (the paper), ``uniform`` (one half each), ``norm`` (Frobenius norm,
             per matrix) or ``spectrum`` (squared singular values, per matrix).
-        base_by: whether the larger side has more ``samples`` (the paper) or more ``classes`` (the official code).
+        base_by: what makes a side the larger one: its number of ``samples`` (the paper) or ``classes`` (the official
+            code).
         swapped_weights: reproduce the official code, which gives a new base the accumulated side's class share.
         gated_base: the base to which gates apply: ``any`` (the paper; if the new side is the base, gates hold back what
             was learned before), or only the ``accumulated`` side.

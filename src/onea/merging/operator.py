@@ -35,11 +35,13 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if min(dataclasses.astuple(self)) < 0 or not self.accumulated_classes + self.new_classes > 0:
-            raise OneaError(f"{self} is invalid; no number may be negative, and one side must have a class.")
+            raise OneaError(f"{self} is invalid; no number may be negative, and at least one side must have classes.")
 
     @classmethod
     def from_counts(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
-        """The sizes of two sides from the images of each class; a class on both sides is divided by its images.
+        """The sizes of two sides from the number of images of each class.
+
+        A class on both sides is split in proportion to its images on each.
 
         >>> Sizes.from_counts({"apple": 30, "pear": 10}, {"apple": 10, "plum": 10})
         Sizes(accumulated_classes=1.75, new_classes=1.25, accumulated_samples=40, new_samples=20)
@@ -80,7 +82,7 @@ class MergeResult:
 
 
 class Operator(Protocol):
-    """Merges new tensors into accumulated ones; changes none of its inputs.
+    """Merges new tensors into accumulated ones; does not modify its inputs.
 
     ``state`` holds the tensors that the operator keeps between merges; it is empty at the first merge. Its ``count``
     is the number of tasks in ``accumulated``.
@@ -151,7 +153,9 @@ def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]
             raise OneaError(f"Cannot merge '{name}': it is empty (shape {tuple(left.shape)}); leave it out.")
         for side, tensor in (("accumulated", left), ("new", right)):
             if not torch.isfinite(tensor).all():
-                raise OneaError(f"Cannot merge '{name}': the {side} side contains NaN or infinity; retrain it.")
+                raise OneaError(
+                    f"Cannot merge '{name}': the {side} side contains NaN or infinity; retrain that adapter."
+                )
 
 
 def check_no_overflow(tensors: Mapping[str, Tensor]) -> None:

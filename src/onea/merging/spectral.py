@@ -141,7 +141,7 @@ class TSV(BaseOperator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.components < 0 or self.components == 1:
-            raise OneaError(f"components is {self.components}; it must be 0, or at least 2 for two sides.")
+            raise OneaError(f"components is {self.components}; it must be 0, or at least 2 (one for each side).")
 
     def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         count = num_merged(state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on single entries of the change that a task made: task arithmetic, DARE, TIES and MagMax."""
+"""Element-wise operators on task vectors: task arithmetic, DARE, TIES and MagMax."""
 
 from __future__ import annotations
 

@@ -200,12 +200,12 @@ class Snapshot:
             raise OneaError(NO_CLASSES)
 
     def check_unknown_rate(self, rate: float) -> None:
-        """Raise an error if the held-out images are too few to guarantee this share of known images."""
+        """Raise an error if the held-out images are too few to keep the rate of ``unknown`` that low."""
         lowest = calibration.min_unknown_rate(len(self.state.held_out_signals))
         if rate < lowest:
             images = plural(len(self.state.held_out_signals), "image", "images")
             raise OneaError(
-                f"unknown is {rate:g}, which cannot be guaranteed with only {images} held out; choose "
+                f"unknown is {rate:g}, but {images} held out are too few to guarantee that; choose "
                 f"{math.ceil(1000 * lowest) / 1000:g} or more, or teach more images."
             )
 

@@ -82,9 +82,9 @@ class Engine:
         """Raise an error if a model was taught with another network."""
         if self.vit.digest != backbone["sha256"]:
             raise OneaError(
-                f"The weights of backbone '{self.vit.name}' (sha256 {short_digest(self.vit.digest)}) are not those of "
-                f"'{backbone['name']}' that the model was taught with ({short_digest(backbone['sha256'])}); pass that "
-                'file as backbone="...".'
+                f"The model was taught with backbone '{backbone['name']}' (sha256 {short_digest(backbone['sha256'])}), "
+                f"but '{self.vit.name}' has other weights ({short_digest(self.vit.digest)}); pass the original file as "
+                'backbone="...".'
             )
 
     def adapters(self, state: State) -> Adapters:
@@ -103,7 +103,7 @@ class Engine:
             if is_out_of_memory(error):
                 raise
             raise OneaError(
-                f"The model's adapter does not fit its backbone '{self.vit.name}'; restore it from a copy."
+                f"The model's adapter does not fit its backbone '{self.vit.name}'; restore it from a backup."
             ) from error
         return adapters.to(self.runtime.device)
 

@@ -45,7 +45,7 @@ from onea.vit.network_config import NetworkConfig, depth_for_models
 class OneA(VersionedModel, Parameters):
     """An image classifier that learns new classes in updates of any size.
 
-    It is a scikit-learn estimator, for cross-validation, searches and pipelines. Labels are text or whole numbers;
+    It is a scikit-learn estimator, for cross-validation, searches and pipelines. Labels are strings or integers;
     predictions have the same type, or text if any class is named by text. An update prepares the next version
     separately and then replaces the old one at once, so other threads can predict meanwhile, with the old version.
 

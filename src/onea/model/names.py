@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of classes: validation, and conversion from and to labels, which are text or whole numbers."""
+"""Names of classes: validation, and conversion from and to labels, which are strings or integers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def class_name(label: Any) -> str:
     if is_missing(label):
         raise OneaError(
             f"Unknown label type: {label}, which stands for a missing label; leave out images without a label, and "
-            "give text or whole numbers, one for each image."
+            "give strings or integers, one for each image."
         )
     if isinstance(label, float | complex | list | tuple | bytes):
-        raise OneaError(f"Unknown label type: {reprlib.repr(label)}; give text or whole numbers, one for each image.")
+        raise OneaError(f"Unknown label type: {reprlib.repr(label)}; give strings or integers, one for each image.")
     return str(label)
 
 

@@ -143,7 +143,7 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
         name = update["classes"][1]
         if is_folder_name(name):
             return []
-        return [f"'{name}' is not a valid folder name on every system: teach its photos together with labels"]
+        return [f"'{name}' is not a portable folder name: to teach photos of it, pass labels to learn() in Python"]
     if update["kind"] == "background":
         similar = update["resembling_known"]
         return [f"images that clearly resemble a known class: {similar:,}; undo if they show it"] if similar else []

@@ -131,7 +131,7 @@ def read_record_file(path: Path) -> Record:
             verify_checksum(record)
     except (DamagedFile, ValueError) as reason:
         raise OneaError(
-            f"{path} is damaged ({reason}); restore it from a copy, or delete that folder to run it again."
+            f"{path} is damaged ({reason}); restore it from a backup, or delete that folder to run it again."
         ) from reason
     if record.get("format") != FORMAT:
         raise OneaError(f"{path} is not a record that onea {__version__} reads; move it elsewhere.")

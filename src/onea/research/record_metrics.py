@@ -111,7 +111,7 @@ _BUILT_IN = {
     ),
     "weighted_mean_A": Metric(
         "weighted mean A",
-        "the same mean, with larger weights for tasks after which more classes are seen than in a balanced stream",
+        "the same mean, each task weighted by the classes seen, relative to a balanced stream",
         _recorded("weighted_mean_A"),
         "%",
         headline=True,

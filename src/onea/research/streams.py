@@ -28,7 +28,7 @@ _MIN_SAMPLES = 2  # training images of the rarest class of a long tail
 
 @dataclass(frozen=True)
 class Stream:
-    """All tasks in order. The position of a class is its rank by arrival; its id is its label in the dataset.
+    """All tasks in order. The position of a class is its index in order of arrival; its id is its label in the dataset.
 
     >>> stream = Stream(class_order=(2, 0, 1), sizes=(2, 1))
     >>> stream.tasks, stream.classes, stream.range_of(0)

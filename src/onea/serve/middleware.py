@@ -117,13 +117,13 @@ class ServiceMiddleware:
             return Problem(503, "The service is shutting down; try again in a moment.", _CLOSE | {"Retry-After": "5"})
         if _head_bytes(scope) > self._limits.head_bytes:  # uvicorn checks only heads that arrive in several pieces
             kilobytes = self._limits.head_bytes // 1024
-            return Problem(431, f"The URL and the headers have more than {kilobytes} KB together; shorten them.")
+            return Problem(431, f"The URL and the headers exceed {kilobytes} KB in total; shorten them.")
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             # Request smuggling: a proxy may use the other length and treat the end of the body as another request.
             return Problem(400, "The length of the request is ambiguous; send only Content-Length.", _CLOSE)
         length = headers.get("content-length", "")
         if length.isdecimal() and float(length) > (limit := self._max_bytes(scope)):
-            return too_large(limit)
+            return request_too_large(limit)
         return None
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,9 +169,9 @@ class ServiceMiddleware:
         return self._limits.learn_bytes if scope["path"] in _LEARN_PATHS else self._limits.predict_bytes
 
 
-def too_large(limit: int) -> Problem:
+def request_too_large(limit: int) -> Problem:
     """The problem of a request that is too large."""
-    return Problem(413, f"The request has more than {limit / MEGABYTE:g} MB; send less at a time.", _CLOSE)
+    return Problem(413, f"The request is larger than {limit / MEGABYTE:g} MB; send less at a time.", _CLOSE)
 
 
 def _head_bytes(scope: Scope) -> int:
@@ -218,7 +218,7 @@ class _Upload:
         if self._bytes > self._max_bytes:
             if not self._is_complete:
                 await _linger(self._receive)
-            raise too_large(self._max_bytes)
+            raise request_too_large(self._max_bytes)
         if self._is_complete:
             self._on_complete()
         return message

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a network, which its tensors do not contain; and the networks that are bundled in onea.
+"""The configuration of a network, which its tensors do not contain, and the networks bundled with onea.
 
 A configuration is stored as timm's ``config.json``: ``architecture``, ``model_args`` and ``pretrained_cfg``. It has the
 number of heads, activation, pooling, preprocessing and licence. This module does not import torch."""

@@ -2,9 +2,9 @@
 """Triton kernels for attention on short sequences: one program for each head of each image.
 
 Queries, keys and values are read from the output of one linear layer, ``[images, tokens, 3, heads, head width]``,
-and their gradients are written in the same layout. The number of rows of a tile is a power of two. Eight by eight
-patches and a class token are one token more, and padding to the next power would quadruple the work. Therefore, the
-last token may stay outside the tile: its rows and columns are vectors, computed without tensor cores.
+and their gradients are written in the same layout. The number of rows of a tile is a power of two. 64 patches and a
+class token exceed one by a single token, and padding to the next power would quadruple the work. Therefore, the last
+token may stay outside the tile: its rows and columns are vectors, computed without tensor cores.
 
 Arguments in capitals are compile-time constants. ``TILE`` is at least ``TOKENS - 1``; ``WIDTH`` is that of a head. In
 names, the prefix ``d`` means a gradient, the suffix ``x`` the token outside the tile.

@@ -54,7 +54,7 @@ def test_open_set_metrics_follow_from_scores_and_familiarity(model, tiny_images,
     assert found.open_set.curve.area == oscr_curve(judged.familiarity, right, unknown).area
     answers = model.predict(sorted(strange.rglob("*.png")))
     assert found.open_set.unknown_rejected == (answers == "unknown").mean()
-    assert found.open_set.known_rejected == found.unknown == (model.predict(known) == "unknown").mean()
+    assert found.open_set.known_rejected == found.unknown_rate == (model.predict(known) == "unknown").mean()
     assert found.open_set.accuracy == (model.predict(known) == [file.parent.name for file in known]).mean()
 
 

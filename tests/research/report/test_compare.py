@@ -150,7 +150,7 @@ def test_different_data_or_streams_are_errors(change: dict[str, Any], words: str
 def test_no_common_seed_and_several_configurations_are_errors() -> None:
     with pytest.raises(OneaError, match="share no finished seed"):
         compare(runs(seeds=(1,)), runs(seeds=(2,)))
-    with pytest.raises(OneaError, match="first side holds 2 configurations"):
+    with pytest.raises(OneaError, match="first side has 2 configurations"):
         compare([*runs(), *runs("b")], runs())
     with pytest.raises(OneaError, match="share no finished seed"):
         compare([record(done=2)], [record()])

@@ -224,7 +224,7 @@ def test_a_changed_number_in_a_record_is_detected(kind, mutations_of):
     for command in (mutations.command, lambda: load_records(mutations.path)):
         with pytest.raises(OneaError, match=r"record\.json is damaged \(its content does not match"):
             command()
-        with pytest.raises(OneaError, match="restore it from a copy, or delete that folder to run it again"):
+        with pytest.raises(OneaError, match="restore it from a backup, or delete that folder to run it again"):
             command()
 
 

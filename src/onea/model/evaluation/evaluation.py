@@ -44,10 +44,10 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The predictions of a model on labelled images. Accuracy, wrong and unknown add up to 1.
+    """The predictions of a model on labelled images. Accuracy, ``wrong_rate`` and ``unknown_rate`` add up to 1.
 
     >>> result = Evaluation(("kiwi", "lemon"), np.array([[7, 2], [0, 10]]), np.array([1, 0]), (), version=1)
-    >>> result.accuracy, result.wrong, result.unknown
+    >>> result.accuracy, result.wrong_rate, result.unknown_rate
     (0.85, 0.1, 0.05)
     >>> result.worst_first()[0], result.confusions()
     (('kiwi', Counts(images=10, correct=7, unknown=1)), [('kiwi', 'lemon', 2)])
@@ -117,12 +117,12 @@ class Evaluation:
         return self.total.accuracy
 
     @property
-    def wrong(self) -> float:
+    def wrong_rate(self) -> float:
         """The share of images of taught classes that are misclassified."""
         return self.total.wrong / self.images
 
     @property
-    def unknown(self) -> float:
+    def unknown_rate(self) -> float:
         """The share of images of taught classes that are predicted as ``unknown``."""
         return self.total.unknown / self.images
 
@@ -163,8 +163,8 @@ class Evaluation:
             "accuracy": self.accuracy,
             "accuracy_interval": list(self.interval),
             "balanced_accuracy": self.balanced_accuracy,
-            "wrong": self.wrong,
-            "unknown": self.unknown,
+            "wrong": self.wrong_rate,
+            "unknown": self.unknown_rate,
             "classes": [
                 {
                     "class": name,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perceptual hashes (fingerprints) of 14 bytes, to recognise copies of a photo.
 
-A fingerprint reveals the average colour and the contrast of its photo and, to anyone with a copy of the photo, that it
-was taught, which is the purpose. Not even a blurred picture can be reconstructed from the 64 layout bits: each encodes
-whether the signs of two frequencies differ, so both signs of a frequency remain as likely as before.
+A fingerprint reveals the average colour and the contrast of its photo. Its purpose is to recognise copies, so anyone
+with a copy of the photo can verify that it was taught. Not even a blurred picture can be reconstructed from the 64
+layout bits: each encodes whether the signs of two frequencies differ, so both signs of a frequency remain as likely as before.
 ``benchmarks/privacy/fingerprints.py`` tests this with decoders.
 """
 

@@ -363,7 +363,7 @@ def _to_uint8(values: Any, name: str) -> Any:
     if values.dtype == np.bool_:
         return np.where(values, np.uint8(255), np.uint8(0))
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-        raise BadImage(name, "the array contains values that are not finite real numbers")
+        raise BadImage(name, "the array contains NaN, infinity or values that are not real numbers")
     if values.min() < 0 or values.max() > 255:
         raise BadImage(name, "pixels must lie in 0..1 or 0..255: give images before they are normalised")
     scale = 255.0 if np.issubdtype(values.dtype, np.floating) and values.max() <= 1 else 1.0

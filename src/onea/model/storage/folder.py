@@ -64,7 +64,7 @@ _VALUES = (
     *("temperature", "calibration_images", "updates", "integer_labels"),
 )
 _REMEDY = "choose another folder"
-_RESTORE = "restore it from a copy or, if it is the newest version, run `onea undo`; an earlier one may be removed"
+_RESTORE = "restore it from a backup or, if it is the newest version, run `onea undo`; an earlier one may be removed"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
         stored = read_manifest(path).versions.kept
         if not model.is_based_on(stored[-1], read_id(path, stored[-1])):
             raise OneaError(
-                f"{path} contains a version that this model is not based on (version {stored[-1]}); load it again, or "
+                f"{path} is at version {stored[-1]}, which this model does not descend from; load it again, or "
                 "choose another folder."
             )
     versions = model.versions

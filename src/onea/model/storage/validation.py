@@ -179,7 +179,7 @@ def parse_state(content: bytes, version: int) -> dict[str, Any]:
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise DamagedFile("the names of its classes are not unique")
     if not all(0 < images < MAX_NUMBER for images in values["adapter_images"].values()):
-        raise DamagedFile("its numbers of images in the adapter are invalid")
+        raise DamagedFile("its image counts of the adapter are invalid")
     if values["temperature"] not in _TEMPERATURES:
         raise DamagedFile("its temperature is invalid")
     values["backbone"] = _checked_backbone(values["backbone"])
@@ -343,7 +343,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     ):
         raise DamagedFile(f"tensor {unexpected[0]!r:.80} does not have the expected type and shape")
     if data_bytes != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in expected.values()):
-        raise DamagedFile("the file of tensors is too short or too long")
+        raise DamagedFile("the tensor file has the wrong size")
     return expected
 
 

@@ -30,9 +30,9 @@ class BenchConfig(Validated):
         rank: bottleneck width of the adapter.
         device: ``cpu``, ``cuda``, ... or ``auto`` (a GPU if there is one).
         batch: batch size in training.
-        precision: precision of the column ``fast``: ``bf16``, ``fp32``, ``fp8`` or ``auto`` (bf16 if supported).
-        compile: compile the network of the column ``fast``; by default on a GPU.
-        tasks: number of tasks in the measurement of growing time and memory; 0 skips it.
+        precision: precision in the column ``fast``: ``bf16``, ``fp32``, ``fp8`` or ``auto`` (bf16 if supported).
+        compile: compile the network in the column ``fast``; by default on a GPU.
+        tasks: number of tasks over which the growth of time and memory is measured; 0 skips it.
         seconds: approximate time of one measurement; with ``--quick``, a tenth of the default.
         threads: number of CPU threads; 0 uses all.
         workers: DataLoader workers of the plain PyTorch loop; 0 uses one per core, at most 8.

@@ -34,7 +34,7 @@ def bench(
     ] = False,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Folder of the CSV file.", show_default="the working folder"),
+        typer.Option("--out", "-o", help="Folder for the CSV file.", show_default="the working folder"),
     ] = Path(),
     **options: Any,
 ) -> None:

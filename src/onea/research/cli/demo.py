@@ -23,7 +23,7 @@ REPORT_ORDER = ("one-a", "simplecil", "running-mean")  # the report emphasises t
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs, the figure and the report.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs, the figure and the report.")] = Path(
         "onea-demo"
     ),
     seed: Annotated[int, typer.Option(help="Random seed.")] = RunConfig.seed,
@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """Compare three methods on small images of symbols in nine tasks of different sizes.
 
-    It needs no download and takes some minutes on a CPU. Repeat the command to resume an interrupted demo.
+    It needs no download and takes a few minutes on a CPU. Repeat the command to resume an interrupted demo.
     """
     from rich.console import Console
 

@@ -24,7 +24,7 @@ _MACHINE = "Machine"
 @options_of(Changes)
 def paper(
     name: Annotated[str | None, typer.Argument(help="Table or figure; by default, all are listed.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs and the results.")] = Path("onea-paper"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs and the results.")] = Path("onea-paper"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs and their cost without running them.")
     ] = False,

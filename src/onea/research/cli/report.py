@@ -12,13 +12,13 @@ import typer
 def report(
     folder: Annotated[str, typer.Argument(help="Folder of runs, searched recursively, or a glob pattern in quotes.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the report.", show_default="the folder of runs")
+        Path | None, typer.Option("--out", "-o", help="Folder for the report.", show_default="the folder of runs")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
 ) -> None:
     """Write a report on all runs in a folder.
 
-    It has an HTML page, the results as Markdown, LaTeX and CSV tables, and a figure of the accuracy curves.
+    The report consists of an HTML page, Markdown, LaTeX and CSV tables, and a figure of the accuracy curves.
     """
     from onea.research.report.experiment_page import with_titles, write_report
     from onea.research.report.records import load_records, split_by_classifier, with_default_options
@@ -34,7 +34,7 @@ def compare(
     first: Annotated[str, typer.Argument(help="Folder of a run or of several runs, or a glob pattern in quotes.")],
     second: Annotated[str, typer.Argument(help="The same for the second configuration.")],
 ) -> None:
-    """Compare two configurations over their common seeds.
+    """Compare two configurations on the seeds that both have.
 
     Shows paired differences with 95 % confidence intervals by Student's t.
     """

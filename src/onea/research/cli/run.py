@@ -26,7 +26,7 @@ def run(
     method: Annotated[str | None, typer.Argument(help=field_help(RunConfig, "method"))] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with options of the run.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the run.", show_default="a new one in runs/")
+        Path | None, typer.Option("--out", "-o", help="Folder for the run.", show_default="a new one in runs/")
     ] = None,
     *,
     track: Annotated[
@@ -37,7 +37,7 @@ def run(
     ] = None,
     track_to: Annotated[
         Path | None,
-        typer.Option(help="Folder of the logs.", show_default="the folder of the run", rich_help_panel=_TRACKING),
+        typer.Option(help="Folder for the logs.", show_default="the folder of the run", rich_help_panel=_TRACKING),
     ] = None,
     try_rates: Annotated[
         bool,
@@ -82,7 +82,7 @@ def run(
     if is_main_process():
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":
-            print(f"finished on {record['dates'].get('finished')}, nothing was run; delete {folder} to run it again")
+            print(f"already finished on {record['dates'].get('finished')}; delete {folder} to run it again")
 
 
 def _try_rates(config: RunConfig) -> None:

@@ -44,7 +44,7 @@ def stream(
         float | None,
         typer.Option(
             metavar="MU",
-            help="Make the number of images per class long-tailed: ratio of the rarest class to the most frequent one.",
+            help="Long-tailed images per class: ratio of the rarest class to the most frequent one.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write figures to this folder.")] = None,

@@ -46,7 +46,7 @@ class ACMap(Method):
     title = "ACMap"
     paper = "https://arxiv.org/abs/2412.18219"
     trains = "an adapter for each of the first tasks"
-    stores = "a merged adapter for each of the first tasks, two prototypes per class"
+    stores = "a merged adapter for each of the first tasks, and two prototypes per class"
     state = ("merged", "sources", "prototypes", "sizes")
     Options = ACMapOptions
     base_learning_rate = 0.1

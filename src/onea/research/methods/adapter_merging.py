@@ -152,7 +152,7 @@ class MergedAdapterMethod(AdapterMerging):
     title = "Merged adapter"
     paper = "https://arxiv.org/abs/2603.10237"
     trains = "an adapter per task"
-    stores = "one adapter, a prototype per class, the state of the operator"
+    stores = "one adapter, a prototype per class and the state of the operator"
     in_paper = False
     Options = MergedAdapterOptions
     base_learning_rate = 0.17
@@ -177,7 +177,7 @@ class RunningMeanOfAdapters(AdapterMerging):
     title = "Running mean"
     paper = "https://arxiv.org/abs/2203.05482"
     trains = "an adapter per task"
-    stores = "one adapter, a prototype per class"
+    stores = "one adapter and a prototype per class"
     in_paper = False
     Options = RunningMeanOptions
     base_learning_rate = 0.042
@@ -214,7 +214,7 @@ class FirstTask(AdapterMerging):
     title = "First task"
     paper = "https://arxiv.org/abs/2303.07338"
     trains = "an adapter on the first task"
-    stores = "one adapter, a prototype per class"
+    stores = "one adapter and a prototype per class"
     in_paper = False
     Options = FirstTaskOptions
     base_learning_rate = 0.21
@@ -234,6 +234,6 @@ class RanPACFirst(FirstTask):
 
     title = "RanPAC (first task)"
     paper = "https://arxiv.org/abs/2307.02251"
-    stores = "one adapter, two matrices of random features: 200 MB for 5,000"
+    stores = "one adapter and two random-feature matrices (200 MB for 5,000 features)"
     Options = RanPACFirstOptions
     base_learning_rate = 0.18

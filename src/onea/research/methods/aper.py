@@ -263,7 +263,7 @@ class AperAdapter(Aper):
 
     title = "APER-Adapter"
     trains = "an adapter on the first task"
-    stores = "one adapter, a prototype per class"
+    stores = "one adapter and a prototype per class"
     Options = AperAdapterOptions
     base_learning_rate = 0.26
     paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48) | dict.fromkeys(
@@ -281,7 +281,7 @@ class AperFinetune(Aper):
 
     title = "APER-Finetune"
     trains = "a copy of all weights on the first task"
-    stores = "a second network, a prototype per class"
+    stores = "a second network and a prototype per class"
     in_paper = False
     Options = AperFinetuneOptions
     base_learning_rate = 8.1e-06
@@ -307,7 +307,7 @@ class AperSSF(Aper):
 
     title = "APER-SSF"
     trains = "scales and shifts on the first task"
-    stores = "scales and shifts, a prototype per class"
+    stores = "scales and shifts and a prototype per class"
     in_paper = False
     base_learning_rate = 0.0098
     paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48)
@@ -322,7 +322,7 @@ class AperVPTShallow(Aper):
 
     title = "APER-VPT-Shallow"
     trains = "prompts of the first block on the first task"
-    stores = "prompts, a prototype per class"
+    stores = "prompts and a prototype per class"
     in_paper = False
     Options = AperVPTOptions
     base_learning_rate = 36.0

@@ -46,7 +46,7 @@ class Joint(Method):
     title = "Joint (upper bound)"
     paper = "https://arxiv.org/abs/2603.10237"
     trains = "an adapter on all images so far"
-    stores = "every image, one adapter, a head over all classes"
+    stores = "every image, one adapter and a head over all classes"
     state = ("adapter", "head", "prototypes")
     in_paper = False
     Options = JointOptions
@@ -123,7 +123,7 @@ class Sequential(Method):
     title = "Sequential (lower bound)"
     paper = ""
     trains = "one adapter and a linear head, in every task"
-    stores = "one adapter, a linear head"
+    stores = "one adapter and a linear head"
     state = ("adapter", "head")
     in_paper = False
     Options = SequentialOptions

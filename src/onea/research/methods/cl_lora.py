@@ -56,7 +56,7 @@ class CLLoRA(Method):
     title = "CL-LoRA"
     paper = "https://arxiv.org/abs/2505.24816"
     trains = "low-rank updates of queries and values: shared ones, and new ones per task"
-    stores = "shared updates, updates and block weights per task, a prototype per class"
+    stores = "shared updates, updates and block weights per task, and a prototype per class"
     state = ("shared", "specific", "prototypes", "sizes")
     adapter_per_task = True
     Options = CLLoRAOptions

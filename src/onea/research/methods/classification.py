@@ -222,7 +222,7 @@ class SLDA(SimpleCIL):
 
     title = "SLDA"
     paper = "https://arxiv.org/abs/1909.01520"
-    stores = "a mean per class, one matrix"
+    stores = "a mean per class and one matrix"
     in_paper = False
     Options = SLDAOptions
 
@@ -232,6 +232,6 @@ class RanPACFrozen(SimpleCIL):
 
     title = "RanPAC (frozen)"
     paper = "https://arxiv.org/abs/2307.02251"
-    stores = "two matrices of random features: 200 MB for 5,000"
+    stores = "two random-feature matrices (200 MB for 5,000 features)"
     in_paper = False
     Options = RandomFeatureOptions

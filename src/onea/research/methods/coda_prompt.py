@@ -102,7 +102,7 @@ class CODAPrompt(PromptMethod):
     title = "CODA-Prompt"
     paper = "https://arxiv.org/abs/2211.13218"
     trains = "prompt components with keys and attention, a linear head"
-    stores = "all components, the head"
+    stores = "all components and the head"
     Options = CODAOptions
     base_learning_rate = 0.0072
     options: CODAOptions

@@ -77,7 +77,7 @@ class DualPrompt(PromptMethod):
     title = "DualPrompt"
     paper = "https://arxiv.org/abs/2204.04799"
     trains = "a general prompt, an expert prompt with a key per task, a linear head"
-    stores = "the general prompt, an expert prompt and a key per task, the head"
+    stores = "the general prompt, an expert prompt and a key per task, and the head"
     Options = DualPromptOptions
     base_learning_rate = 0.0027
     options: DualPromptOptions

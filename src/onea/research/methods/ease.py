@@ -94,7 +94,7 @@ class PerTaskAdapter(AdapterBank):
 
     title = "Per-task adapter"
     paper = "https://arxiv.org/abs/2603.10237"
-    stores = "an adapter per task, a prototype per class"
+    stores = "an adapter per task and a prototype per class"
     base_learning_rate = 0.0084
 
     def learn(self, task: Task) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class EASE(AdapterBank):
 
     title = "EASE"
     paper = "https://arxiv.org/abs/2403.12030"
-    stores = "an adapter per task, a prototype per class and task"
+    stores = "an adapter per task, and a prototype per class and task"
     Options = EASEOptions
     base_learning_rate = 0.019
     options: EASEOptions

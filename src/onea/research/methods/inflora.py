@@ -159,7 +159,7 @@ class InfLoRA(Method):
     title = "InfLoRA"
     paper = "https://arxiv.org/abs/2404.00228"
     trains = "a low-rank update of keys and values per task, a linear head per task"
-    stores = "folded updates, heads, the input directions of old tasks"
+    stores = "folded updates, heads and the input directions of old tasks"
     state = ("head",)
     Options = InfLoRAOptions
     base_learning_rate = 0.0013

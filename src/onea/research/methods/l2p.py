@@ -70,7 +70,7 @@ class L2P(PromptMethod):
     title = "L2P"
     paper = "https://arxiv.org/abs/2112.08654"
     trains = "a pool of input prompts with keys, a linear head"
-    stores = "the pool, the head"
+    stores = "the pool and the head"
     Options = L2POptions
     base_learning_rate = 0.014
     options: L2POptions

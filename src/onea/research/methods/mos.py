@@ -177,7 +177,7 @@ class MOS(Method):
     title = "MOS"
     paper = "https://arxiv.org/abs/2412.09441"
     trains = "one adapter and a linear head, in every task"
-    stores = "an adapter per task, a linear head, a prototype and a Gaussian per class"
+    stores = "an adapter per task, a linear head, and a prototype and a Gaussian per class"
     state = ("working", "snapshots", "head", "gaussians", "prototypes", "sizes")
     adapter_per_task = True
     Options = MOSOptions

@@ -35,7 +35,7 @@ class OneAPlus(AdapterMerging):
     title = "One-A+"
     paper = "https://arxiv.org/abs/2603.10237"
     trains = "an adapter for each large task, from the merged one"
-    stores = "one adapter, a mean and some directions per class, one matrix"
+    stores = "one adapter, a mean and a few directions per class, and one matrix"
     in_paper = False
     Options = OneAPlusOptions
     base_learning_rate = 0.15
@@ -65,7 +65,7 @@ class OneAMethod(AdapterMerging):
     title = "One-A"
     paper = "https://arxiv.org/abs/2603.10237"
     trains = "an adapter per task"
-    stores = "one adapter, a prototype per class"
+    stores = "one adapter and a prototype per class"
     Options = OneAOptions
     base_learning_rate = 0.17
     options: OneAOptions

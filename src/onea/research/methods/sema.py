@@ -262,7 +262,7 @@ class SEMA(Method):
     title = "SEMA"
     paper = "https://arxiv.org/abs/2403.18886"
     trains = "adapters, router rows and descriptors on demand, a linear head"
-    stores = "a growing number of modules, a linear head"
+    stores = "a growing number of modules and a linear head"
     state = ("modules", "head")
     Options = SEMAOptions
     base_learning_rate = 0.0026

@@ -16,7 +16,7 @@ from onea.research.report.records import finished
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference in one metric over the common seeds.
+    """The difference in one metric on the seeds that both sides have.
 
     Attributes:
         name: heading of the metric.

@@ -153,8 +153,8 @@ def analysed_merge(record: Record, task: int | None = None) -> tuple[str, dict[s
     """
     merges = _merges(record)
     if not merges or (task is not None and task not in merges):
-        which = "no merge" if task is None else f"no merge of task {task + 1}"
-        raise OneaError(f"The record of {record['config']['method']} contains the analysis of {which}; run it again.")
+        which = "" if task is None else f" for task {task + 1}"
+        raise OneaError(f"The record of {record['config']['method']} has no merge analysis{which}; run it again.")
     task = max(merges) if task is None else task
     return str(record["tasks"][task]["name"]), merges[task]
 

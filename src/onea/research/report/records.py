@@ -78,7 +78,7 @@ def _matching(pattern: Path) -> list[Path]:
 def _read(file: Path) -> Record:
     record = read_record_file(file)
     if not is_reportable(record):
-        raise OneaError(f"{file} is damaged; restore it from a copy, or move it elsewhere.")
+        raise OneaError(f"{file} is damaged; restore it from a backup, or move it elsewhere.")
     return record
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a method on a stream with a seed; each run writes a record and can be resumed after a kill."""
+"""Runs of a method on a stream with a seed; each run writes a record and can be resumed if its process is killed."""

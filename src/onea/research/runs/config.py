@@ -56,8 +56,8 @@ class RunConfig(MachineOptions):
         gamma: step imbalance: size of the smallest task relative to the largest; 1 is balanced.
         sizes: number of classes of each task, such as ``36,1,14``.
         order: task order: ``shuffled``, ``descending`` (largest first) or ``given`` (not shuffled).
-        long_tail: also make the number of images per class long-tailed: ratio of the rarest class to the most
-            frequent one, such as 0.1.
+        long_tail: also make the number of images per class long-tailed: ratio of the images of the
+            rarest class to those of the most frequent one, such as 0.1.
         seed: random seed of the class order, the task order, the initial weights and the sampling.
         preset: hyper-parameters: ``auto`` (computed from the number of images, classes and tasks, the same for all
             methods), ``paper`` or ``paper/NAME`` (as published, in general or for the dataset NAME).

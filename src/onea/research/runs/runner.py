@@ -237,7 +237,7 @@ def read_run(folder: Path) -> Record | None:
     if record is None or is_resumable(record):
         return record
     path = record_path(folder)
-    raise OneaError(f"{path} is damaged; restore it from a copy, or delete that folder to run it again.")
+    raise OneaError(f"{path} is damaged; restore it from a backup, or delete that folder to run it again.")
 
 
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
