@@ -131,5 +131,5 @@ def test_broken_third_party_packages_do_not_break_onea(tmp_path, tiny_run):
     ((_, out, err), *_) = done
     for title in ("absent", "mean of none", "word"):
         assert f"{title} –" in " ".join(out.split())
-    assert "repair or uninstall its package" in err
+    assert "fix or uninstall that package" in err
     assert "Traceback" not in err

@@ -3,8 +3,8 @@
 
 A fingerprint reveals the average colour and the contrast of its photo. Its purpose is to recognise copies, so anyone
 with a copy of the photo can verify that it was taught. Not even a blurred picture can be reconstructed from the 64
-layout bits: each encodes whether the signs of two frequencies differ, so both signs of a frequency remain as likely as before.
-``benchmarks/privacy/fingerprints.py`` tests this with decoders.
+layout bits: each encodes whether the signs of two frequencies differ, so both signs of a frequency remain as likely as
+before. ``benchmarks/privacy/fingerprints.py`` tests this with decoders.
 """
 
 from __future__ import annotations

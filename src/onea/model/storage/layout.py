@@ -77,8 +77,8 @@ def check_can_hold(path: Path) -> None:
     names = {entry.name for entry in _entries(path)}
     if (versions := list(_version_folders(path))) and _FIRST_SAVE not in names:
         raise OneaError(
-            f"{path} has versions of a model ({versions[0].name}) and no {MANIFEST}; restore it from a backup or choose "
-            "another folder."
+            f"{path} has versions of a model ({versions[0].name}) and no {MANIFEST}; restore it from a backup or "
+            "choose another folder."
         )
     if any(name not in (LOCK, STATES, _FIRST_SAVE) and not _PARTIAL_TOP_FILES.fullmatch(name) for name in names):
         raise OneaError(f"{path} is not empty and contains no model; choose another folder.")
