@@ -77,7 +77,7 @@ def test_run_prints_a_table_and_resumes(onea, arguments):
     again = onea("run", "one-a", *arguments, "--out", "out", "--no-gating")
     assert again[0] == 0
     assert again[1].startswith(out)
-    assert "nothing was run" in again[1]
+    assert "already finished on" in again[1]
 
 
 def test_the_default_folder_is_that_of_the_configuration(onea, arguments):

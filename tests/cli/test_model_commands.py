@@ -433,7 +433,7 @@ def test_background_photos_of_a_class_are_refused(onea, tiny_vit, tiny_images):
         (["predict", "shop.onea", "photos", "--json", "--csv"], "cannot be combined"),
         (["predict", "shop.onea", "photos", "--top", "0"], "must be at least 1"),
         (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
-        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "cannot be guaranteed with only"),
+        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "are too few to guarantee that"),
         (["predict", "nowhere.onea", "photos"], "does not exist"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.2", "--unknown", "0.3"], "one number and one folder"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.7"], "between 0 (never) and 0.5"),

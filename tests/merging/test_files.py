@@ -208,7 +208,7 @@ def test_wrong_files_are_refused(tmp_path):
     refused("has no tensors", a, empty)
     refused("other formats are not supported", a, pickled)
     refused("cannot be read", a, tmp_path / "none.safetensors")
-    refused("not weights", a, write_matrices(tmp_path / "i.safetensors", 2, step=torch.tensor([1])))
+    refused("not a weight", a, write_matrices(tmp_path / "i.safetensors", 2, step=torch.tensor([1])))
     refused("only on the new side", a, write_matrices(tmp_path / "m.safetensors", 2, more=torch.ones(1)))
     refused("NaN", a, write_matrices(tmp_path / "n.safetensors", 2, **{"down.bias": torch.full((4,), torch.nan)}))
     refused("shapes", a, write_matrices(tmp_path / "s.safetensors", 2, **{"down.bias": torch.ones(5)}))

@@ -159,7 +159,7 @@ def test_zero_sides_merge_to_finite_tensors(name):
 
 @pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (-1, 1, 3, 4)])
 def test_impossible_sizes_are_refused(sizes):
-    with pytest.raises(OneaError, match="no number may be negative, and one side must have a class"):
+    with pytest.raises(OneaError, match="no number may be negative, and at least one side must have classes"):
         Sizes(*sizes)
 
 

@@ -178,11 +178,11 @@ def test_top_out_of_range(client, refused, top):
 
 
 def test_too_much_of_everything(client, refused):
-    refused(client.post("/predict", content=b"x" * 300_001, headers=IMAGE), 413, "more than 0.3 MB")
+    refused(client.post("/predict", content=b"x" * 300_001, headers=IMAGE), 413, "larger than 0.3 MB")
     refused(client.post("/predict", files=form([png()] * 4)), 413, "more than 3 files")
     data = {"class": "plum"}
     refused(client.post("/learn", data=data, files=form([png()] * 6), headers=TEACHER), 413, "more than 5 files")
-    refused(client.post("/learn", content=b"x" * 400_001, headers=ZIP), 413, "more than 0.4 MB")
+    refused(client.post("/learn", content=b"x" * 400_001, headers=ZIP), 413, "larger than 0.4 MB")
     long = {"class": "p" * 20_000}
     refused(client.post("/learn", data=long, files=form([png()]), headers=TEACHER), 413, "fields that are too long")
 
@@ -195,7 +195,7 @@ def test_a_body_without_a_length_is_cut_off_when_it_is_too_long(client, refused)
             sent.append(1)
             yield b"x" * 10_000
 
-    refused(client.post("/predict", content=(b"x" * 10_000 for _ in range(40)), headers=IMAGE), 413, "more than 0.3 MB")
+    refused(client.post("/predict", content=(b"x" * 10_000 for _ in range(40)), headers=IMAGE), 413, "larger than 0.3 MB")
     service = service_of(client.service.path, limits=Limits(predict_bytes=300_000))
     with live(service) as address:  # over a real connection: it must not be read to the end, for it has none
         with pytest.raises(httpx.HTTPError):  # the connection is closed while the client still sends
@@ -209,7 +209,7 @@ def test_a_client_that_sends_too_much_gets_a_response(shop):
         for content in (b"x" * 8_000_000, (b"x" * 100_000 for _ in range(80))):  # with a length, and without
             response = httpx.post(f"{address}/predict", content=content, headers=IMAGE)
             assert response.status_code == 413
-            assert "more than 0.3 MB" in response.json()["detail"]
+            assert "larger than 0.3 MB" in response.json()["detail"]
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def half_sent(address):
 
 
 def test_a_head_that_is_too_long(client, refused):
-    words = "The URL and the headers have more than 16 KB"
+    words = "The URL and the headers exceed 16 KB"
     refused(client.get("/classes", headers={"X-Long": "a" * 20_000}), 431, words)
     refused(client.get("/classes", params={"q": "a" * 20_000}), 431, words)
 

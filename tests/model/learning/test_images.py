@@ -107,7 +107,7 @@ def test_class_names_of_hugging_face_datasets(files):
         (np.zeros((2, 5, 5, 7), np.uint8), "not \\[H, W, 3\\]"),
         (np.zeros((2, 2, 3, 5, 5), np.uint8), "is not one or more images"),
         (np.full((5, 5, 3), -1.0), "before they are normalised"),
-        (np.full((5, 5, 3), np.nan), "finite"),
+        (np.full((5, 5, 3), np.nan), "NaN, infinity"),
         ([object()], "cannot be read as images"),
         (3, "cannot be read as images"),
         ("nowhere.png", "no such file"),

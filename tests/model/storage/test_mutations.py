@@ -240,7 +240,7 @@ def test_an_impossible_manifest_is_refused(trial, change, reason):
     [
         ({"temperature": 0.0}, "temperature is invalid"),
         ({"version": 2}, "has the version number 2"),
-        ({"adapter_images": {"class00": -1}}, "images in the adapter"),
+        ({"adapter_images": {"class00": -1}}, "image counts of the adapter"),
         ({"classes": ["a", "a", "b", "c", "d"]}, "are not unique"),
         ({"classes": ["a", "b", "c", "d", "\ud800"]}, "not valid Unicode"),
         ({"classes": ["a", "b"]}, "'counts' does not have the expected type and shape"),
@@ -381,5 +381,5 @@ def test_a_huge_sparse_tensor_file_is_not_read(trial):
     file = trial.fresh() / "states/000003/state.safetensors"
     with file.open("r+b") as opened:
         opened.truncate(100 * 2**30)
-    with pytest.raises(OneaError, match="too short or too long"):
+    with pytest.raises(OneaError, match="the wrong size"):
         onea.load(trial.path)

@@ -42,7 +42,7 @@ def test_adapters_only_in_the_last_blocks_can_be_resumed(method, tiny_run):
 
 def test_more_adapter_blocks_than_the_network_has_are_refused(tiny_run):
     with pytest.raises(
-        OneaError, match=r"adapter_blocks is 3, but 'tiny\.safetensors' has 2 blocks; give 2 or less, or 0 for all"
+        OneaError, match=r"adapter_blocks is 3, but 'tiny\.safetensors' has 2 blocks; give 2 or fewer, or 0 for all"
     ):
         prepared_with(tiny_run, adapter_blocks=3)
     with pytest.raises(OneaError, match="adapter_blocks is -1; it must not be negative"):

@@ -135,9 +135,9 @@ def test_the_last_merge_is_shown_by_default() -> None:
     assert analysed_merge(made, 1) == ("task 2", made["tasks"][1]["merge"]["analysis"])
     assert has_analysis(made)
     assert not has_analysis(record())
-    with pytest.raises(OneaError, match="no merge of task 1"):
+    with pytest.raises(OneaError, match="no merge analysis for task 1"):
         analysed_merge(made, 0)
-    with pytest.raises(OneaError, match="no merge;"):
+    with pytest.raises(OneaError, match="no merge analysis;"):
         update_strength(record())
 
 
