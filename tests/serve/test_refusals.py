@@ -195,7 +195,9 @@ def test_a_body_without_a_length_is_cut_off_when_it_is_too_long(client, refused)
             sent.append(1)
             yield b"x" * 10_000
 
-    refused(client.post("/predict", content=(b"x" * 10_000 for _ in range(40)), headers=IMAGE), 413, "larger than 0.3 MB")
+    refused(
+        client.post("/predict", content=(b"x" * 10_000 for _ in range(40)), headers=IMAGE), 413, "larger than 0.3 MB"
+    )
     service = service_of(client.service.path, limits=Limits(predict_bytes=300_000))
     with live(service) as address:  # over a real connection: it must not be read to the end, for it has none
         with pytest.raises(httpx.HTTPError):  # the connection is closed while the client still sends
