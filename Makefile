@@ -2,11 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NUMBERS := $(addprefix tests/,$(addsuffix .py,test_tensors learner/test_optimisation merging/test_one_a merging/test_operators \
-  merging/test_average research/methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
+  merging/test_average research/methods/test_inflora classifiers/test_drift classifiers/test_classifiers \
   data/test_transforms vit/test_vit)) tests/research/runs/test_runs.py::test_golden_record
-# uv fetches and unpacks several packages at once. It knows nothing of what pip is told: where that is another index, or
-# none, and where uv cannot, pip does it.
-# Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.
+# uv downloads and unpacks in parallel, but ignores pip's configuration: with an index or --no-index set there, or if uv
+# fails, pip installs. Neither compiles the 23,000 files, of which a tenth is ever imported.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 OWN_INDEX := $(BIN)/python -m pip config list | grep -E '\.(no-)?index' > /dev/null
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
@@ -30,14 +29,14 @@ lint: .venv/.dev
 types: .venv/.dev
 	$(BIN)/mypy
 
-# With the surroundings of conftest.py; in one process, which compiles the libraries that the workers of `unit` each would.
+# With the fixtures of conftest.py, in one process, so that compiled libraries are built once.
 doctests: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/conftest.py src
 
 unit: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal tests
 
-# What rounds otherwise on an old processor, whose instructions are the only ones used here.
+# Tests that depend on rounding, with the instructions of an old CPU only.
 numbers: .venv/.dev
 	$(BIN)/python tests/support/settings.py parallel+old-cpu -- $(NUMBERS)
 
@@ -58,7 +57,7 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix src tests tools docs benchmarks
 	$(BIN)/ruff format src tests tools docs benchmarks
 
-# Everything that the committed records say, wherever it is printed; MADE=folder brings the records of finished runs first.
+# Writes the results of the committed records into all pages; MADE=folder collects the records of finished runs first.
 results: .venv/.dev
 	$(BIN)/python tools/docs/fill.py $(if $(MADE),--made $(MADE))
 	@$(MAKE) --no-print-directory docs
@@ -78,7 +77,7 @@ clean:
 	! $(OWN_INDEX) && $(PIP) --only-binary uv uv && $(UV) -e '.[research]' || $(PIP) -e '.[research]'
 	touch $@
 
-# Everything at once: installing the core first would resolve and build twice.
+# In one step: installing the core first would resolve and build twice.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
 	! $(OWN_INDEX) && $(PIP) --only-binary uv uv && $(UV) -e '.[dev]' || $(PIP) -e '.[dev]'
 	touch .venv/.core $@
