@@ -31,7 +31,10 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Figure of the confusion matrix.", show_default="confusion.png, if it can be written"
+            "--out",
+            "-o",
+            help="File for the figure of the confusion matrix.",
+            show_default="confusion.png, if it can be written",
         ),
     ] = None,
     unknown: Annotated[
@@ -128,7 +131,7 @@ def check(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder with one folder of photos for each class, taught or not.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the figures.")] = Path("check"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures.")] = Path("check"),
     most: Annotated[int, typer.Option(help="Maximum number of rows of each table.")] = 20,
     as_json: Json = False,
     on_bad: OnBad = MachineOptions.on_bad,

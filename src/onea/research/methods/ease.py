@@ -86,7 +86,7 @@ class AdapterBank(Method):
 
 
 class PerTaskAdapter(AdapterBank):
-    """Nearest class mean, where each class is compared in the features of its own task's adapter.
+    """Nearest class mean, where the features of a class are those of the adapter of its task.
 
     Scores are cosines rather than softmax probabilities within a task, because the probability in a task of one class
     is always 1. The cosines of different adapters are compared without calibration.

@@ -286,7 +286,7 @@ class MOS(Method):
     def _retrieved_logits(self, images: Tensor, first: Tensor, similarities: Tensor) -> Tensor:
         """Self-refined adapter retrieval.
 
-        Repeat the prediction with the adapter of the predicted task, until it predicts a class of its own task. Images
+        Repeat the prediction with the adapter of the predicted task, until it predicts a class of that task. Images
         with the same adapter share a forward pass, and no adapter runs twice for an image.
         """
         task_of = torch.arange(len(self.sizes), device=similarities.device).repeat_interleave(self.sizes)
