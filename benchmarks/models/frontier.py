@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracy of models by image size and training, on held-out training photos.
 
-    python benchmarks/models/frontier.py --data FOLDER --backbone ARCHITECTURE:FILE --out frontier.csv --workers 16 \
+    python benchmarks/models/frontier.py --data FOLDER --out frontier.csv --workers 16 \
         --sizes 112 224 --training frozen auto --photos 20 0 --rates 0.05 0.1
 
 FOLDER holds ``SET/CLASS/*``. A quarter of each class, in groups of similar photos, is held out; ``--split`` is the
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,9 +32,18 @@ from onea.model.learning.update import initial_state, learn
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
 from onea.model.state import State, empty_statistics
+from onea.vit.network_config import BUNDLED
 
 HELD_OUT = 0.25
 READOUT = "rgda"
+# Names of trainings: a preset, and the options that differ.
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "auto": ("auto", {}),
+    "thorough": ("thorough", {}),
+    "last-4": ("auto", {"adapter_blocks": 4}),
+    "quarter": ("auto", {"patch_drop_rate": 0.75}),
+    "last-4-quarter": ("auto", {"adapter_blocks": 4, "patch_drop_rate": 0.75}),
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
         for file in sorted(find_images(place), key=lambda file: natural_key(file.name))
     ]
     labels = [file.parent.name for file in files]
-    engine = Engine("fast", "auto", "auto", 1, mirror=True)
+    engine = Engine(BUNDLED, "auto", "auto", 1, mirror=True, image_size=112)
     frozen = engine.adapters(initial_state(engine, choose_options("auto", {}, engine.vit), READOUT))
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = sorted(set(labels), key=natural_key)
@@ -126,7 +136,9 @@ def frozen_state(engine: Engine, batch: DecodedImages) -> State:
 
 def taught_state(engine: Engine, batch: DecodedImages, trial: Trial) -> State:
     """A model that learned the photos in one update with a preset."""
-    options = choose_options(trial.training, {"learning_rate": trial.learning_rate}, engine.vit)
+    preset, changes = TRAININGS[trial.training]
+    rate = {"learning_rate": trial.learning_rate} if trial.learning_rate else {}
+    options = choose_options(preset, changes | rate, engine.vit)
     state = initial_state(engine, options, READOUT)
     return learn(engine, state, batch, version=1, seed=trial.split)[0]
 
@@ -148,9 +160,11 @@ def outcome(engine: Engine, state: State, taught: DecodedImages, held_out: Decod
     )
 
 
-def run_group(group: Sequence[Trial], photos: tuple[list[Path], list[Path]], backbone: str, out: Path) -> int:
+def run_group(
+    group: Sequence[Trial], photos: tuple[list[Path], list[Path]], backbone: str, depth: int, out: Path
+) -> int:
     """All trials of one set and size, whose photos are decoded once."""
-    engine = Engine(backbone, "auto", "auto", 1, mirror=True, image_size=group[0].image_size)
+    engine = Engine(backbone, "auto", "auto", 1, mirror=True, image_size=group[0].image_size, depth=depth)
     train, held_out = (
         read_labelled([str(file) for file in files], [file.parent.name for file in files], engine.side)
         for files in photos
@@ -176,13 +190,14 @@ def main() -> None:
     """Run the missing trials."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--backbone", required=True)
+    parser.add_argument("--backbone", default=BUNDLED)
+    parser.add_argument("--depth", type=int, default=0, help="number of blocks; 0 is all")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--sets", nargs="+", help="folders of --data; by default all")
     parser.add_argument("--sizes", nargs="+", type=int, default=[112])
-    parser.add_argument("--training", nargs="+", choices=("frozen", "auto", "thorough"), default=["frozen"])
+    parser.add_argument("--training", nargs="+", choices=("frozen", *TRAININGS), default=["frozen"])
     parser.add_argument("--photos", nargs="+", type=int, default=[20])
-    parser.add_argument("--rates", nargs="+", type=float, default=[0.2])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.0], help="0 is the rate of the preset")
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--per-worker", type=int, default=6, help="number of trials of one set and size per process")
@@ -212,7 +227,8 @@ def main() -> None:
             )
         )
         jobs = [
-            pool.submit(run_group, group, splits[group[0].data], arguments.backbone, arguments.out) for group in groups
+            pool.submit(run_group, group, splits[group[0].data], arguments.backbone, arguments.depth, arguments.out)
+            for group in groups
         ]
         for job in as_completed(jobs):
             job.result()

@@ -86,8 +86,12 @@ def measure(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
     """A row of the table: the current code with these parameters."""
     model = OneA(**params)
     machine = model.device, model.precision, model.threads
-    Engine(model.backbone, *machine, model.mirror)  # imports are not part of the measurement
-    start, engine = seconds(lambda: Engine(model.backbone, *machine, model.mirror))
+
+    def load() -> Engine:
+        return Engine(model.backbone, *machine, model.mirror, image_size=model.image_size)
+
+    load()  # imports are not part of the measurement
+    start, engine = seconds(load)
     decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
     engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
     frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))

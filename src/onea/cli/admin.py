@@ -26,7 +26,7 @@ def info(
     from rich.console import Console
 
     from onea.cli.display import print_info
-    from onea.model.reports import network_advice, training_advice
+    from onea.model.reports import training_advice
     from onea.model.storage import folder as folders
 
     manifest, state = folders.read_current(model)
@@ -40,7 +40,7 @@ def info(
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},
-        "remarks": [*network_advice(state.backbone), *training_advice(state.classes, state.adapter_images)],
+        "remarks": training_advice(state.classes, state.adapter_images),
     }
     if verify:
         facts["verified"] = folders.verify(model)

@@ -155,7 +155,7 @@ class Snapshot:
 
     >>> from onea import OneA
     >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
-    >>> snapshot = OneA(backbone="fast", threads=1).learn(photos, ["noise"] * 6).snapshot()
+    >>> snapshot = OneA(image_size=56, threads=1).learn(photos, ["noise"] * 6).snapshot()
     >>> snapshot.version, snapshot.classes, snapshot.answers(photos[:1])[0].top[0][0]
     (1, ('noise',), 'noise')
 

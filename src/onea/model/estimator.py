@@ -38,7 +38,7 @@ from onea.model.state import State
 from onea.model.storage.folder import StoredVersions, read_current, save
 from onea.model.versions import VersionedModel, Versions
 from onea.runtime import NO_PROGRESS, Progress
-from onea.vit.network_config import NetworkConfig, depth_for_models
+from onea.vit.network_config import NetworkConfig
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -52,7 +52,7 @@ class OneA(VersionedModel, Parameters):
     >>> import numpy as np, onea
     >>> rng = np.random.default_rng(0)
     >>> dark, light = (rng.integers(low, low + 90, (6, 40, 40, 3), dtype=np.uint8) for low in (0, 160))
-    >>> model = onea.OneA(backbone="fast", epochs=1, precision="fp32", threads=1)
+    >>> model = onea.OneA(image_size=56, epochs=1, precision="fp32", threads=1)
     >>> model.learn(np.concatenate([dark, light]), ["dark"] * 6 + ["light"] * 6).predict(light[:2]).tolist()
     ['light', 'light']
     >>> model.partial_fit(dark[:3] // 2 + 60, ["grey"] * 3).classes_.tolist()  # one more class, in seconds
@@ -324,7 +324,6 @@ class OneA(VersionedModel, Parameters):
             if self._engine is None:
                 runtime = self.device, self.precision, self.threads
                 depth = to_python(self.depth) if self._depth is None else self._depth
-                depth = depth_for_models(self.backbone) if depth is None else depth
                 inputs = self._preprocess, to_python(self.image_size), self._config
                 self._engine = Engine(self.backbone, *runtime, to_python(self.mirror), *inputs, depth=depth)
             return self._engine
@@ -335,7 +334,7 @@ def load(path: str | Path, **params: Any) -> OneA:
 
     >>> import numpy as np, tempfile
     >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
-    >>> folder = OneA(backbone="fast", threads=1).learn(photos, ["noise"] * 6).save(f"{tempfile.mkdtemp()}/shop.onea")
+    >>> folder = OneA(image_size=56, threads=1).learn(photos, ["noise"] * 6).save(f"{tempfile.mkdtemp()}/shop.onea")
     >>> load(folder, threads=1).classes_.tolist()
     ['noise']
 

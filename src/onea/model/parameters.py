@@ -16,7 +16,7 @@ from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.model.state import classifier_for
 from onea.options import make_options, normalise_names
 from onea.vit.frozen import FrozenViT
-from onea.vit.network_config import DEFAULT, check_image_size
+from onea.vit.network_config import BUNDLED, check_image_size
 
 # Parameters that are options of training and merge.
 OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
@@ -30,8 +30,8 @@ _INTEGERS, _SWITCHES = ("seed", "threads"), ("mirror", "follow_drift")
 class Parameters:
     """The parameters of ``onea.OneA``, which documents them."""
 
-    backbone: str = DEFAULT
-    depth: int | None = None
+    backbone: str = BUNDLED
+    depth: int = 0
     image_size: int | None = None
     unknown: float | None = 0.05
     held_out: float = 0.1
@@ -79,7 +79,7 @@ def check_params(params: Mapping[str, Any], max_rate: float = 0.5) -> None:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
     if params["unknown"] is not None and not 0 <= params["unknown"] <= max_rate:
         raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and {max_rate:g}.")
-    if params["depth"] is not None and (type(params["depth"]) is not int or params["depth"] < 0):
+    if type(params["depth"]) is not int or params["depth"] < 0:
         raise OneaError(f"depth is {params['depth']!r}; give the number of blocks to use, or 0 for all.")
     if params.get("image_size") is not None:
         check_image_size(params["image_size"])

@@ -12,7 +12,6 @@ from onea.metrics import wilson_interval
 from onea.model.held_out import Accuracy
 from onea.model.names import is_folder_name
 from onea.text import list_names, plural, printable
-from onea.vit.network_config import DEFAULT, FAST
 
 _MAX_NAMED = 3  # photos, files or classes in one line
 MIN_ADVISED = 10  # photos of a class
@@ -211,7 +210,6 @@ _PARTLY_TRAINED = (
     "Its adapter was trained on {trained} of its {classes} classes: if you still have all photos, teach them again in "
     "one folder, and its accuracy will most likely improve."
 )
-_FAST_NETWORK = f"A new model with the network {DEFAULT}, taught the same photos, would be more accurate."
 
 
 def training_advice(classes: Sequence[str], adapter_images: Mapping[str, int]) -> list[str]:
@@ -228,15 +226,6 @@ def training_advice(classes: Sequence[str], adapter_images: Mapping[str, int]) -
     if len(classes) < 2 or 2 * trained >= len(classes):
         return []
     return [_PARTLY_TRAINED.format(trained=trained, classes=len(classes)) if trained else _UNTRAINED]
-
-
-def network_advice(backbone: Mapping[str, Any]) -> list[str]:
-    """How to improve a model with a small network.
-
-    >>> network_advice({"name": "vit_small_patch14_112"})
-    []
-    """
-    return [_FAST_NETWORK] if backbone["name"] == FAST else []
 
 
 def find_conflicts(names: Sequence[str], labels: Sequence[str], others: Mapping[int, str]) -> tuple[Conflict, ...]:

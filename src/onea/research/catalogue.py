@@ -9,7 +9,7 @@ from onea.errors import OneaError
 from onea.research.methods.aper import layer_without_ssf
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import BUNDLED, full_name, licence_notice
+from onea.vit.network_config import BUNDLED, licence_notice
 from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]
@@ -21,7 +21,6 @@ def describe_backbone(name: str) -> Iterator[Row]:
     Raises:
         OneaError: the backbone does not exist or cannot be used.
     """
-    name = full_name(name)
     vit = _load(name)
     millions = sum(parameter.numel() for parameter in vit.parameters()) / 1e6
     yield "backbone", name
@@ -41,7 +40,7 @@ def list_backbones(pattern: str) -> Iterator[Row]:
     from timm.models import get_pretrained_cfg
 
     if not pattern:
-        yield from ((name, "included in onea, apache-2.0") for name in BUNDLED)
+        yield BUNDLED, "included in onea, apache-2.0"
         count = len(timm.list_pretrained())
         yield (
             "ARCHITECTURE.TAG",
@@ -57,7 +56,7 @@ def list_backbones(pattern: str) -> Iterator[Row]:
 
 
 def _load(name: str) -> FrozenViT:
-    if name in BUNDLED or split_file_name(name):
+    if name == BUNDLED or split_file_name(name):
         return load_backbone(name)
     config = timm_config(name)
     return freeze(build_untrained(name, config), name, "", config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a backbone: a bundled one, a local safetensors file, or timm by its full name."""
+"""Loading a backbone: the bundled one, a local safetensors file, or timm by its full name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from onea.errors import OneaError
 from onea.files import cache_folder, file_stamp, read_json, write_atomically, write_json
 from onea.vit.blocks import block_ops_for
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import BUNDLED, DEFAULT, PLAIN, NetworkConfig, bundled_file, check_image_size, full_name
+from onea.vit.network_config import (
+    BUNDLED,
+    BUNDLED_SHA256,
+    IMAGE_SIZE,
+    PLAIN,
+    NetworkConfig,
+    bundled_file,
+    check_image_size,
+)
 from onea.vit.weight_files import (
     EXAMPLE_NAME,
     METADATA,
@@ -34,33 +42,35 @@ from onea.vit.weight_files import (
 
 
 def load_backbone(
-    name: str = DEFAULT, image_size: int | None = None, config: str | None = None, depth: int = 0
+    name: str = BUNDLED, image_size: int | None = None, config: str | None = None, depth: int = 0
 ) -> FrozenViT:
     """Load a frozen backbone.
 
     Args:
-        name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, alias ``fast`` (both bundled, no download);
-            or the path of a ``.safetensors`` file with timm's parameter names, in floats or int8; or the full
+        name: ``vit_small_patch14_dinov2`` (bundled, no download); or the path of a ``.safetensors`` file with timm's
+            parameter names, in floats or int8; or the full
             ``architecture.tag`` name of a timm model, for example ``vit_base_patch16_224.augreg_in21k``. If neither the
             metadata of a file nor a ``config.json`` beside it contains the architecture, give
             ``ARCHITECTURE.TAG:FILE``, or ``plain:FILE`` for a ViT with heads 64 wide, GELU and ImageNet statistics.
-        image_size: side of the images in pixels, if not that of the weights; positions are resampled.
+        image_size: side of the images in pixels, a multiple of the patch size; positions are resampled. By default
+            ``IMAGE_SIZE`` for the bundled network, and that of the weights for others.
         config: JSON in the format of timm's ``config.json`` that replaces the configuration of a file.
         depth: the number of blocks to use; 0 is all.
     """
     if image_size is not None:
         check_image_size(image_size)
-    name = full_name(name)
-    if name in BUNDLED:
-        vit = _from_file(bundled_file(name), name, NetworkConfig(licence="apache-2.0"))
-        if vit.digest != BUNDLED[name]:
-            raise OneaError(f"The bundled backbone '{name}' is damaged; install onea again.")
+    if name == BUNDLED:
+        vit = _from_file(bundled_file(), name, NetworkConfig(licence="apache-2.0"))
+        if vit.digest != BUNDLED_SHA256:
+            raise OneaError("The bundled backbone is damaged; install onea again.")
     elif parts := split_file_name(name):
         architecture, path = parts
         network_config = parse_config(config, "the model") if config else None
         vit = _from_file(path, path.name, network_config, architecture)
     else:
         vit = _from_timm(name)
+    if vit.digest == BUNDLED_SHA256:  # also a copy of the file
+        image_size = image_size or IMAGE_SIZE
     vit = vit.truncate(depth)
     return vit.with_image_size(image_size) if image_size else vit
 
@@ -75,8 +85,7 @@ def save_backbone(vit: FrozenViT, path: Path) -> None:
 
 def no_hooks_reason(name: str) -> str:
     """Why a timm network does not support hooks, without a download; empty if it does support them, and for files."""
-    name = full_name(name)
-    if name in BUNDLED or split_file_name(name):
+    if name == BUNDLED or split_file_name(name):
         return ""  # checked when they are loaded, without a download
     reason = block_ops_for(build_untrained(name, timm_config(name)))
     return reason if isinstance(reason, str) else ""
@@ -93,9 +102,8 @@ def nearest_with_hooks(name: str) -> str:
 
 def weights_file_stamp(name: str) -> str:
     """The stamp of the local file with a backbone's weights; empty if there is none."""
-    name = full_name(name)
-    if name in BUNDLED:
-        return file_stamp(bundled_file(name))
+    if name == BUNDLED:
+        return file_stamp(bundled_file())
     parts = split_file_name(name)
     file = parts[1] if parts else cached_weights(name)
     return file_stamp(file) if file else ""
@@ -144,8 +152,8 @@ def _from_file(path: Path, name: str, config: NetworkConfig | None, architecture
     tensors = read_weights(path)
     digest = digest_of(tensors)
     config = config or load_config(path, architecture)
-    if config is None and digest in BUNDLED.values():  # a copy of a bundled network
-        config = NetworkConfig()
+    if config is None and digest == BUNDLED_SHA256:  # a copy of the bundled network
+        config = NetworkConfig(licence="apache-2.0")
     if config is None:
         raise OneaError(
             f"Backbone file {path} does not contain the number of heads, activation and normalisation of its network; "

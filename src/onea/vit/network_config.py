@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a network, which its tensors do not contain, and the networks bundled with onea.
+"""The configuration of a network, which its tensors do not contain, and the network bundled with onea.
 
 A configuration is stored as timm's ``config.json``: ``architecture``, ``model_args`` and ``pretrained_cfg``. It has the
 number of heads, activation, pooling, preprocessing and licence. This module does not import torch."""
@@ -14,41 +14,17 @@ from typing import Any
 
 from onea.errors import OneaError
 
-DEFAULT = "vit_small_patch14_112"
-"""The default backbone of models: 12 blocks, 65 tokens per image."""
-FAST = "vit_small_d6_patch14_84"
-"""The backbone of demo, research runs and benchmarks, alias ``fast``: 6 blocks, 37 tokens, a quarter of the cost."""
-BUNDLED = {
-    DEFAULT: "758cec6a96afb9837534087ea8d9d70098af7172cc8b6b835cdf21f105427e11",
-    FAST: "d7893e186c460833dc2199ff9521e7e56f8b231c0b424b25fbacf5ce356a033e",
-}
-"""The bundled networks, with the sha256 of their tensors as stored."""
+BUNDLED = "vit_small_patch14_dinov2"
+"""The bundled network: DINOv2 ViT-S/14, 12 blocks, positions for 37 x 37 patches."""
+BUNDLED_SHA256 = "53242f3481e9cf43fdb6b50f05e68c78e3ccc6d393a4dd3137a331499e7795f6"
+"""The sha256 of its tensors as stored."""
+IMAGE_SIZE = 168
+"""The default side of its images, in pixels, chosen in benchmarks/models/frontier.csv."""
 
 
-def full_name(backbone: str) -> str:
-    """The name of a backbone, with aliases resolved, as it is stored in records and models.
-
-    >>> full_name("fast")
-    'vit_small_d6_patch14_84'
-    """
-    return FAST if backbone == "fast" else backbone
-
-
-def depth_for_models(backbone: str) -> int:
-    """The number of blocks of a network that models use; 0 is all.
-
-    The last block of the smaller bundled network was trained to classify 200 classes. Other classes are classified
-    less accurately with it than with the block before, by six points even after training (research/README.md).
-
-    >>> depth_for_models("fast"), depth_for_models("vit_base_patch16_224.augreg_in21k")
-    (5, 0)
-    """
-    return 5 if full_name(backbone) == FAST else 0
-
-
-def bundled_file(name: str) -> Path:
-    """The file of a bundled network."""
-    with resources.as_file(resources.files("onea") / "assets" / f"{name}.safetensors") as path:
+def bundled_file() -> Path:
+    """The file of the bundled network."""
+    with resources.as_file(resources.files("onea") / "assets" / f"{BUNDLED}.safetensors") as path:
         return path
 
 

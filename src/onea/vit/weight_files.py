@@ -17,12 +17,14 @@ from torch import Tensor
 from onea.errors import OneaError, did_you_mean, truncate
 from onea.files import check_path, read_regular, read_tensors
 from onea.tensors import Tensors
-from onea.vit.network_config import BUNDLED, DEFAULT, PLAIN, NetworkConfig
+from onea.vit.network_config import BUNDLED, PLAIN, NetworkConfig
 
 METADATA = "config"
 """Key of the ``NetworkConfig`` as JSON in the metadata of a safetensors file."""
 INT8_SCALE = ".scale"
-"""Suffix of the names of the scales of int8 weights, one float32 per row; a weight is its integer times its scale."""
+"""Suffix of the names of the scales of int8 weights, ``[rows, groups]``: one for each group of columns of a row.
+
+A weight is its integer times its scale."""
 _SUFFIX = ".safetensors"
 _HEAD_WIDTH = 64  # of a plain ViT
 _MAX_CONFIG_BYTES = 2**20
@@ -34,7 +36,7 @@ def split_file_name(name: str) -> tuple[str, Path] | None:
     """The architecture (possibly empty) and the path in a backbone's name; None for a name without a file.
 
     >>> architecture, path = split_file_name("vit_huge_patch14_224:big.safetensors")
-    >>> architecture, path.name, split_file_name("fast")
+    >>> architecture, path.name, split_file_name("vit_small_patch14_dinov2")
     ('vit_huge_patch14_224', 'big.safetensors', None)
     """
     if not name.endswith(_SUFFIX):
@@ -49,7 +51,7 @@ def read_weights(path: Path) -> Tensors:
     """All tensors of a file."""
     check_path(path)
     if not path.is_file():
-        raise OneaError(f'Backbone file {path} does not exist; check the path or use backbone="{DEFAULT}".')
+        raise OneaError(f'Backbone file {path} does not exist; check the path or use backbone="{BUNDLED}".')
     return read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
 
 
@@ -107,7 +109,7 @@ def dequantise(tensors: Mapping[str, Tensor]) -> Tensors:
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:  # integers times floats: one pass, without a copy in between
             scale = _scale_of(name, tensors)
-            result[name] = tensor * scale.view(-1, *(1,) * (tensor.ndim - 1))
+            result[name] = (tensor.view(*scale.shape, -1) * scale[..., None].float()).view(tensor.shape)
         elif name not in scales:
             result[name] = tensor.to(torch.float32, copy=True)
     return result
@@ -117,8 +119,9 @@ def _scale_of(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     matrix, scale = tensors[name], tensors.get(name + INT8_SCALE)
     if scale is None:
         raise ValueError(f"there is no {name}{INT8_SCALE}")
-    if scale.dtype != torch.float32 or scale.shape != matrix.shape[:1] or matrix.ndim == 0:
-        raise ValueError(f"{name}{INT8_SCALE} is not one float32 for each row")
+    rows = scale.ndim == 2 and matrix.ndim > 1 and len(scale) == len(matrix)
+    if not rows or not scale.is_floating_point() or not scale.shape[1] or matrix[0].numel() % scale.shape[1]:
+        raise ValueError(f"{name}{INT8_SCALE} is not [rows, groups of columns] in floating point")
     if not scale.isfinite().all():
         raise ValueError(f"{name}{INT8_SCALE} is not finite")
     return scale
@@ -217,9 +220,9 @@ def timm_config(name: str) -> NetworkConfig:
                 f"timm has no weights for '{architecture}'; give a file of them, "
                 f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE_NAME}.'
             )
-        hint = did_you_mean(name, [*BUNDLED, *(tagged or known)])
+        hint = did_you_mean(name, [BUNDLED, *(tagged or known)])
         if not hint.startswith("did you mean"):  # there are more than a thousand
-            hint = f"choose {' or '.join(BUNDLED)}, or one of timm's such as {EXAMPLE_NAME}."
+            hint = f"choose {BUNDLED}, or one of timm's such as {EXAMPLE_NAME}."
         raise OneaError(f"Unknown backbone '{name}'; {hint}")
     try:
         return NetworkConfig.from_timm(name)
@@ -276,5 +279,5 @@ def cached_weights(name: str) -> Path | None:
 def _unavailable(name: str, error: Exception) -> OneaError:
     return OneaError(
         f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
-        f'or pass a local .safetensors file, or use backbone="{DEFAULT}".'
+        f'or pass a local .safetensors file, or use backbone="{BUNDLED}".'
     )

@@ -10,7 +10,6 @@ from onea.errors import OneaError
 from onea.options import Validated, check_threads
 from onea.research.runs.config import RunConfig
 from onea.schema import Range
-from onea.vit.network_config import full_name
 
 if TYPE_CHECKING:  # `onea --help` needs no torch
     import torch
@@ -54,7 +53,6 @@ class BenchConfig(Validated):
     official: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backbone", full_name(self.backbone))
         super().__post_init__()
         check_threads(self.threads)
         if self.tasks and self.tasks < 5:

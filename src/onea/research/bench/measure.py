@@ -114,13 +114,13 @@ def bench_backbone(name: str) -> FrozenViT:
     ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, has random weights with a fixed seed.
     """
     architecture = name.removeprefix(_RANDOM)
-    if architecture == name and (name in BUNDLED or "." in name):
+    if architecture == name and (name == BUNDLED or "." in name):
         return load_backbone(name)
     import timm
 
     names = timm.list_models()
     if architecture not in names:
-        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*BUNDLED, *names])}")
+        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [BUNDLED, *names])}")
     config = NetworkConfig.from_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -49,7 +49,7 @@ class ACMap(Method):
     stores = "a merged adapter for each of the first tasks, and two prototypes per class"
     state = ("merged", "sources", "prototypes", "sizes")
     Options = ACMapOptions
-    base_learning_rate = 0.1
+    base_learning_rate = 0.016
     paper_presets: ClassVar = {data: recipe | {"limit": 10} for data, recipe in PUBLISHED.items()}
     options: ACMapOptions
 

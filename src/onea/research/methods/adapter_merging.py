@@ -155,7 +155,7 @@ class MergedAdapterMethod(AdapterMerging):
     stores = "one adapter, a prototype per class and the state of the operator"
     in_paper = False
     Options = MergedAdapterOptions
-    base_learning_rate = 0.17
+    base_learning_rate = 0.07
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class RunningMeanOfAdapters(AdapterMerging):
     stores = "one adapter and a prototype per class"
     in_paper = False
     Options = RunningMeanOptions
-    base_learning_rate = 0.042
+    base_learning_rate = 0.013
     auto_preset: ClassVar = {"single_class": "skip"}
 
 
@@ -197,7 +197,7 @@ class RunningMeanSharedStart(RunningMeanOfAdapters):
     title = "Running mean, shared start"
     trains = "an adapter per task, all from the same random weights"
     Options = SharedStartOptions
-    base_learning_rate = 0.042
+    base_learning_rate = 0.014
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class FirstTask(AdapterMerging):
     stores = "one adapter and a prototype per class"
     in_paper = False
     Options = FirstTaskOptions
-    base_learning_rate = 0.21
+    base_learning_rate = 0.039
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which does not change after its task."""
@@ -236,4 +236,4 @@ class RanPACFirst(FirstTask):
     paper = "https://arxiv.org/abs/2307.02251"
     stores = "one adapter and two random-feature matrices (200 MB for 5,000 features)"
     Options = RanPACFirstOptions
-    base_learning_rate = 0.18
+    base_learning_rate = 0.03

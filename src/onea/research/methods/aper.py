@@ -265,7 +265,7 @@ class AperAdapter(Aper):
     trains = "an adapter on the first task"
     stores = "one adapter and a prototype per class"
     Options = AperAdapterOptions
-    base_learning_rate = 0.26
+    base_learning_rate = 0.051
     paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48) | dict.fromkeys(
         ("imagenet-r", ""), published(20, 0.05, 24, 5e-3)
     )
@@ -284,7 +284,7 @@ class AperFinetune(Aper):
     stores = "a second network and a prototype per class"
     in_paper = False
     Options = AperFinetuneOptions
-    base_learning_rate = 8.1e-06
+    base_learning_rate = 5.9e-06
     paper_presets: ClassVar = _for_all_datasets(5, 0.01, 128)
     auto_preset: ClassVar = {"optimiser": "adamw", "head_rate": 100.0}
     options: AperFinetuneOptions
@@ -309,7 +309,7 @@ class AperSSF(Aper):
     trains = "scales and shifts on the first task"
     stores = "scales and shifts and a prototype per class"
     in_paper = False
-    base_learning_rate = 0.0098
+    base_learning_rate = 0.0051
     paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48)
 
     def new_module(self, generator: torch.Generator) -> SSF:
@@ -325,7 +325,7 @@ class AperVPTShallow(Aper):
     stores = "prompts and a prototype per class"
     in_paper = False
     Options = AperVPTOptions
-    base_learning_rate = 36.0
+    base_learning_rate = 60.0
     paper_presets: ClassVar = _for_all_datasets(20, 0.01, 48)
     deep: ClassVar[bool] = False
     options: AperVPTOptions
@@ -340,6 +340,6 @@ class AperVPTDeep(AperVPTShallow):
 
     title = "APER-VPT-Deep"
     trains = "prompts of every block on the first task"
-    base_learning_rate = 0.0025
+    base_learning_rate = 0.00034
     paper_presets: ClassVar = _for_all_datasets(5, 0.05, 16)
     deep = True

@@ -50,7 +50,7 @@ class Joint(Method):
     state = ("adapter", "head", "prototypes")
     in_paper = False
     Options = JointOptions
-    base_learning_rate = 0.13
+    base_learning_rate = 0.065
     paper_presets: ClassVar = _RECIPES
     options: JointOptions
 
@@ -127,7 +127,7 @@ class Sequential(Method):
     state = ("adapter", "head")
     in_paper = False
     Options = SequentialOptions
-    base_learning_rate = 0.00067
+    base_learning_rate = 0.00061
     # Sequential fine-tuning has no paper: One-A's hyper-parameters.
     paper_presets: ClassVar = PUBLISHED
     options: SequentialOptions

@@ -104,7 +104,7 @@ class CODAPrompt(PromptMethod):
     trains = "prompt components with keys and attention, a linear head"
     stores = "all components and the head"
     Options = CODAOptions
-    base_learning_rate = 0.0072
+    base_learning_rate = 0.0083
     options: CODAOptions
     prompts: Components
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"

@@ -79,7 +79,7 @@ class DualPrompt(PromptMethod):
     trains = "a general prompt, an expert prompt with a key per task, a linear head"
     stores = "the general prompt, an expert prompt and a key per task, and the head"
     Options = DualPromptOptions
-    base_learning_rate = 0.0027
+    base_learning_rate = 0.0059
     options: DualPromptOptions
     prompts: DualPrompts
     paper_presets: ClassVar = by_dataset(cifar100=published(5, 0.001, 24, 0.0), others=published(10, 0.001, 24, 0.0))

@@ -95,7 +95,7 @@ class PerTaskAdapter(AdapterBank):
     title = "Per-task adapter"
     paper = "https://arxiv.org/abs/2603.10237"
     stores = "an adapter per task and a prototype per class"
-    base_learning_rate = 0.0084
+    base_learning_rate = 0.013
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the task's adapter and compute the means of its classes with it."""
@@ -138,7 +138,7 @@ class EASE(AdapterBank):
     paper = "https://arxiv.org/abs/2403.12030"
     stores = "an adapter per task, and a prototype per class and task"
     Options = EASEOptions
-    base_learning_rate = 0.019
+    base_learning_rate = 0.013
     options: EASEOptions
 
     def setup(self) -> None:

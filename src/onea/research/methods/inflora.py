@@ -162,7 +162,7 @@ class InfLoRA(Method):
     stores = "folded updates, heads and the input directions of old tasks"
     state = ("head",)
     Options = InfLoRAOptions
-    base_learning_rate = 0.0013
+    base_learning_rate = 0.00083
     paper_presets: ClassVar = {
         "cifar100": _published(20, 0.95),
         "imagenet-r": _published(50, 0.98),

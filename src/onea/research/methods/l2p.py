@@ -72,7 +72,7 @@ class L2P(PromptMethod):
     trains = "a pool of input prompts with keys, a linear head"
     stores = "the pool and the head"
     Options = L2POptions
-    base_learning_rate = 0.014
+    base_learning_rate = 0.011
     options: L2POptions
     prompts: PromptPool
     paper_presets: ClassVar = by_dataset(

@@ -181,7 +181,7 @@ class MOS(Method):
     state = ("working", "snapshots", "head", "gaussians", "prototypes", "sizes")
     adapter_per_task = True
     Options = MOSOptions
-    base_learning_rate = 0.022
+    base_learning_rate = 0.015
     paper_presets: ClassVar = {
         "cifar100": published(20, 0.03, 48, rank=16, covariance="full"),
         "cub200": published(10, 0.01, 32, rank=16, covariance="full"),

@@ -38,7 +38,7 @@ class OneAPlus(AdapterMerging):
     stores = "one adapter, a mean and a few directions per class, and one matrix"
     in_paper = False
     Options = OneAPlusOptions
-    base_learning_rate = 0.15
+    base_learning_rate = 0.031
     paper_presets: ClassVar = {}
     options: OneAPlusOptions
 
@@ -67,5 +67,5 @@ class OneAMethod(AdapterMerging):
     trains = "an adapter per task"
     stores = "one adapter and a prototype per class"
     Options = OneAOptions
-    base_learning_rate = 0.17
+    base_learning_rate = 0.068
     options: OneAOptions

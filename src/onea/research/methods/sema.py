@@ -265,7 +265,7 @@ class SEMA(Method):
     stores = "a growing number of modules and a linear head"
     state = ("modules", "head")
     Options = SEMAOptions
-    base_learning_rate = 0.0026
+    base_learning_rate = 0.0016
     paper_presets: ClassVar = {
         "cifar100": {"epochs": 5, "threshold": 2.0, "standardise": False},
         "imagenet-a": {"epochs": 20, "threshold": 1.0, "standardise": False},

@@ -14,7 +14,6 @@ from onea.errors import OneaError, truncate
 from onea.research.data import data_name
 from onea.research.paper.experiment import BACKBONE, DATASETS, Cell, Experiment, data_title
 from onea.research.record import Record
-from onea.vit.network_config import full_name
 
 if TYPE_CHECKING:
     from onea.research.runs.config import RunConfig
@@ -261,7 +260,7 @@ def _changed(paper: Cell, changes: Changes, data: str) -> Cell:
     if changes.tasks is not None:
         options["tasks"] = changes.tasks
     if changes.backbone is not None and changes.backbone != BACKBONE:
-        options["backbone"] = full_name(changes.backbone)
+        options["backbone"] = changes.backbone
         del options["protocol"]  # another backbone has its own preprocessing
     else:  # the authors' settings for the cell's dataset, or for other data
         published = str(paper.options["data"])

@@ -16,7 +16,7 @@ from onea.errors import OneaError, did_you_mean, import_extra, truncate
 from onea.options import LARGEST, MachineOptions, check_threads, make_options
 from onea.research.data import data_name
 from onea.research.methods.presets import Preset
-from onea.vit.network_config import FAST, PLAIN, check_image_size, full_name
+from onea.vit.network_config import BUNDLED, PLAIN, check_image_size
 
 _PETABYTE = 1_000_000  # in gigabytes
 _MAX_NAME_BYTES = 255  # on all common file systems
@@ -45,10 +45,10 @@ class RunConfig(MachineOptions):
         data: name of a dataset (``onea methods --datasets`` lists them), ``folder:PATH`` or
             ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
-        backbone: bundled name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
+        backbone: the bundled network, timm ``architecture.tag`` or ``.safetensors`` file; for a file without
             metadata of its architecture ``architecture.tag:file``, or ``plain:file``.
         depth: number of transformer blocks to use; features are the output of the last of them. 0 uses all.
-        image_size: input size of the network in pixels; by default that of its pretrained weights.
+        image_size: input size of the network in pixels; by default that of its weights (of the bundled one: 168).
         stream: task sizes: ``step`` (imbalanced), ``balanced``, ``sizes`` (as listed by ``--sizes``), ``natural`` (the
             dataset's groups) or ``auto`` (``sizes`` with ``--sizes``, ``natural`` for a dataset with groups and
             without ``--tasks``, else ``step``).
@@ -81,7 +81,7 @@ class RunConfig(MachineOptions):
     method: str = "one-a"
     data: str = field(default="glyphs-mini", metadata=_INPUTS)
     root: str | None = field(default=None, metadata=_INPUTS)
-    backbone: str = field(default=FAST, metadata=_INPUTS)
+    backbone: str = field(default=BUNDLED, metadata=_INPUTS)
     depth: int = field(default=0, metadata=_INPUTS)
     image_size: int | None = field(default=None, metadata=_INPUTS)
     stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
@@ -109,7 +109,6 @@ class RunConfig(MachineOptions):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backbone", full_name(self.backbone))  # an alias does not make another run
         if self.tasks is not None and self.tasks < 1:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:
