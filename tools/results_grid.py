@@ -34,7 +34,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 from onea.files import dump_with_checksum, write_atomically
-from onea.research.methods import METHODS
 from onea.research.record import Record, find_record_files, read_record_file, record_path
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
@@ -42,21 +41,26 @@ from onea.research.runs.grid import RunJob
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-NETWORK = "vit_small_patch14_112"
+IMAGE_SIZE = 112
 STREAMS = {"cifar100": 10, "cub200": 20}
 SEEDS = (1, 2, 3, 4, 5)
 MAX_BYTES = 15_000  # of a compressed record without the analysis of its merges
 _DEFAULT_SECONDS = 200.0  # of a method without earlier runs
 _WITH_CLASSIFIERS = {"classifier": "rgda", "compare_classifiers": "ncm,slda,whitened"}
-# In addition to the plain runs of all methods: classifiers on frozen features and on three kinds of adapters.
-FURTHER_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("simplecil", _WITH_CLASSIFIERS),
-    ("first-task", _WITH_CLASSIFIERS),
-    ("one-a-plus", {"compare_classifiers": "ncm,slda,whitened"}),
-    ("one-a-plus", {"min_share": 1.0, "compare_classifiers": "ncm,ranpac"}),
-    ("one-a", _WITH_CLASSIFIERS),
+_ONE_TASK = 1
+# Method, options, folder in docs/results, and number of tasks if it is not that of the stream. Joint training is an
+# upper bound only after the last task, so all classes come in one task.
+ROWS: tuple[tuple[str, dict[str, Any], str, int | None], ...] = (
+    ("simplecil", {}, "methods", None),
+    ("slda", {}, "methods", None),
+    ("ranpac-first", {}, "methods", None),
+    ("one-a", {}, "methods", None),
+    ("mos", {}, "methods", None),
+    ("joint", {}, "methods", _ONE_TASK),
+    ("simplecil", _WITH_CLASSIFIERS, "one-a-plus", None),
+    ("first-task", _WITH_CLASSIFIERS, "one-a-plus", None),
+    ("one-a-plus", {"compare_classifiers": "ncm,slda,whitened"}, "one-a-plus", None),
 )
-_NOT_PLAIN = ("one-a-plus", "first-task", "adapter")  # the first two are in FURTHER_RUNS
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,21 @@ class Job:
         for name, value in config.options.items():
             options += [f"--{name.replace('_', '-')}", str(value)]
         words = ["onea", "run", config.method, "--data", config.data, "--tasks", str(config.tasks)]
-        words += ["--backbone", config.backbone, "--seed", str(config.seed), "--out", f"{out}/{self.path}", *options]
-        return f"{shlex.join(words)}  # ~{self.seconds:.0f} GPU s"
+        words += ["--image-size", str(config.image_size), "--seed", str(config.seed), "--out", f"{out}/{self.path}"]
+        return f"{shlex.join(words + options)}  # ~{self.seconds:.0f} GPU s"
 
 
 def jobs() -> list[Job]:
     """All runs grouped by configuration, the cheapest configurations first."""
-    configurations: list[tuple[str, dict[str, Any], str]] = []
-    configurations += ((name, {}, "methods") for name in METHODS.builtin if name not in _NOT_PLAIN)
-    configurations += ((name, options, "one-a-plus") for name, options in FURTHER_RUNS)
     times = _earlier_seconds()
     listed = []
-    for method, options, group in configurations:
-        for data, tasks in STREAMS.items():
-            values = {"method": method, "data": f"folder:{data}", "tasks": tasks, "backbone": NETWORK, **options}
+    for method, options, group, of_row in ROWS:
+        for data, of_stream in STREAMS.items():
+            values = {"method": method, "data": f"folder:{data}", "tasks": of_row or of_stream, **options}
             seconds = 10 + fmean(times.get((method, data)) or [_DEFAULT_SECONDS])
-            listed += [Job(make_config(values | {"seed": seed}), group, seconds) for seed in SEEDS]
+            listed += [
+                Job(make_config(values | {"image_size": IMAGE_SIZE, "seed": seed}), group, seconds) for seed in SEEDS
+            ]
     cost: dict[str, float] = defaultdict(float)
     for job in listed:
         cost[_configuration(job)] += job.seconds
@@ -111,10 +114,7 @@ def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
         for path in find_record_files(RESULTS / folder):
             record = read_record_file(path)
             seconds = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
-            # The current preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
-            factor = {"cifar100": 2.0, "cub200": 1.35}[record["data"]["name"]]
-            current = record["config"]["backbone"] == NETWORK or "epochs" not in record["options"]
-            times[record["config"]["method"], record["data"]["name"]].append(seconds * (1 if current else factor))
+            times[record["config"]["method"], record["data"]["name"]].append(seconds)
     return times
 
 
@@ -125,6 +125,8 @@ def run_missing(
     selected = [job for job in missing(jobs()) if not only or job.config.method in only]
     if only:
         selected.sort(key=lambda job: only.index(job.config.method))
+    else:  # three seeds of all rows first, in case time runs out, and of these the longest first
+        selected.sort(key=lambda job: (job.config.seed > SEEDS[2], -job.seconds))
     failed = []
     runs = [RunJob(dataclasses.replace(job.config, compile=compiled), (out / job.path).absolute()) for job in selected]
     with closing(LocalProcesses(workers, share_adapters=True).run(runs)) as results:  # Ctrl-C ends the worker processes

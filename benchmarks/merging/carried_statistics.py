@@ -26,6 +26,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.research.runs.config import make_config
 from onea.research.runs.setup import PreparedRun, prepare
 from onea.runtime import make_runtime
+from onea.vit.network_config import BUNDLED
 
 FIELDS = ("data", "seed", "task", "classes", "trained", "statistics", "mean", "shared", "own", "right")
 
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--tasks", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backbone", default="fast")
+    parser.add_argument("--backbone", default=BUNDLED)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     lines = follow(

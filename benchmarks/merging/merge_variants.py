@@ -31,6 +31,7 @@ from typing import Any
 from onea.files import write_atomically
 from onea.metrics import forgetting_per_step
 from onea.research.record import Record
+from onea.vit.network_config import BUNDLED
 
 _PLAIN = {"gating": False}
 MERGES: dict[str, dict[str, Any]] = {
@@ -181,7 +182,7 @@ def main() -> None:
     running.add_argument("setting", choices=SETTINGS)
     running.add_argument("--seed", type=int, required=True)
     running.add_argument("--data", required=True)
-    running.add_argument("--backbone", default="vit_small_patch14_112")
+    running.add_argument("--backbone", default=BUNDLED)
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--runs", type=Path, help="folder of records and checkpoints (default: OUT/runs)")
     running.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further options of the runs")

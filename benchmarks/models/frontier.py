@@ -6,8 +6,8 @@
 
 FOLDER holds ``SET/CLASS/*``. A quarter of each class, in groups of similar photos, is held out; ``--split`` is the
 seed of this choice. Each trial teaches all classes in one update, with at most ``--photos`` of each class (0
-is all), and classifies the held-out photos. ``frozen`` trains no adapter. Each finished trial is a row of ``--out``;
-repeat the command to resume.
+is all), and classifies the held-out photos. ``frozen`` trains no adapter. With ``--updates``, the classes come in that
+many uneven updates instead of one. Each finished trial is a row of ``--out``; repeat the command to resume.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from onea.model.learning.update import initial_state, learn
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
 from onea.model.state import State, empty_statistics
+from onea.research.streams import make_stream
 from onea.vit.network_config import BUNDLED
 
 HELD_OUT = 0.25
+GAMMA = 0.01  # imbalance of the updates
 READOUT = "rgda"
 # Names of trainings: a preset, and the options that differ.
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,6 +45,10 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
     "last-4": ("auto", {"adapter_blocks": 4}),
     "quarter": ("auto", {"patch_drop_rate": 0.75}),
     "last-4-quarter": ("auto", {"adapter_blocks": 4, "patch_drop_rate": 0.75}),
+    "1-epoch": ("auto", {"epochs": 1}),
+    "2-epochs": ("auto", {"epochs": 2}),
+    "quarter-2-epochs": ("auto", {"patch_drop_rate": 0.75, "epochs": 2}),
+    "6-epochs": ("auto", {"epochs": 6}),
 }
 
 
@@ -53,6 +59,7 @@ class Trial:
     data: str
     split: int
     photos: int
+    updates: int
     image_size: int
     training: str
     learning_rate: float
@@ -76,8 +83,10 @@ COLUMNS = [field.name for kind in (Trial, Outcome) for field in fields(kind)]
 def trials(arguments: argparse.Namespace) -> list[Trial]:
     """All combinations; a trial without training has no learning rate."""
     return [
-        Trial(data, arguments.split, photos, size, training, rate)
+        Trial(data, split, photos, updates, size, training, rate)
+        for split in arguments.splits
         for data in arguments.sets
+        for updates in arguments.updates
         for size in arguments.sizes
         for training in arguments.training
         for photos in arguments.photos
@@ -103,6 +112,17 @@ def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
     return [f for i, f in enumerate(files) if i not in held], [f for i, f in enumerate(files) if i in held]
 
 
+def select(batch: DecodedImages, rows: Sequence[int]) -> DecodedImages:
+    """The photos of these rows."""
+    assert batch.labels is not None
+    return replace(
+        batch,
+        pixels=batch.pixels[list(rows)],
+        labels=tuple(batch.labels[row] for row in rows),
+        names=tuple(batch.names[row] for row in rows),
+    )
+
+
 def at_most(batch: DecodedImages, photos: int, seed: int) -> DecodedImages:
     """At most this many random photos of each class; 0 is all."""
     assert batch.labels is not None
@@ -114,13 +134,23 @@ def at_most(batch: DecodedImages, photos: int, seed: int) -> DecodedImages:
         count[name] = count.get(name, 0) + 1
         if not photos or count[name] <= photos:
             chosen.append(row)
-    chosen.sort()
-    return replace(
-        batch,
-        pixels=batch.pixels[chosen],
-        labels=tuple(batch.labels[row] for row in chosen),
-        names=tuple(batch.names[row] for row in chosen),
-    )
+    return select(batch, sorted(chosen))
+
+
+def split_classes(batch: DecodedImages, updates: int, seed: int) -> list[DecodedImages]:
+    """The photos of each of some uneven updates, with random sizes, order and classes."""
+    assert batch.labels is not None
+    names = sorted(set(batch.labels), key=natural_key)
+    stream = make_stream(classes=len(names), tasks=updates, gamma=GAMMA, seed=seed)
+    update_of = {
+        names[label]: index
+        for index in range(updates)
+        for label in map(stream.class_order.__getitem__, stream.range_of(index))
+    }
+    return [
+        select(batch, [row for row, name in enumerate(batch.labels) if update_of[name] == index])
+        for index in range(updates)
+    ]
 
 
 def frozen_state(engine: Engine, batch: DecodedImages) -> State:
@@ -135,12 +165,14 @@ def frozen_state(engine: Engine, batch: DecodedImages) -> State:
 
 
 def taught_state(engine: Engine, batch: DecodedImages, trial: Trial) -> State:
-    """A model that learned the photos in one update with a preset."""
+    """A model that learned the photos with a preset."""
     preset, changes = TRAININGS[trial.training]
     rate = {"learning_rate": trial.learning_rate} if trial.learning_rate else {}
     options = choose_options(preset, changes | rate, engine.vit)
     state = initial_state(engine, options, READOUT)
-    return learn(engine, state, batch, version=1, seed=trial.split)[0]
+    for version, part in enumerate(split_classes(batch, trial.updates, trial.split), 1):
+        state = learn(engine, state, part, version=version, seed=trial.split)[0]
+    return state
 
 
 def outcome(engine: Engine, state: State, taught: DecodedImages, held_out: DecodedImages, seconds: float) -> Outcome:
@@ -198,7 +230,8 @@ def main() -> None:
     parser.add_argument("--training", nargs="+", choices=("frozen", *TRAININGS), default=["frozen"])
     parser.add_argument("--photos", nargs="+", type=int, default=[20])
     parser.add_argument("--rates", nargs="+", type=float, default=[0.0], help="0 is the rate of the preset")
-    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--updates", nargs="+", type=int, default=[1])
+    parser.add_argument("--splits", nargs="+", type=int, default=[0])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--per-worker", type=int, default=6, help="number of trials of one set and size per process")
     arguments = parser.parse_args()
@@ -207,27 +240,29 @@ def main() -> None:
         arguments.out.write_text(",".join(COLUMNS) + "\n")
     done = finished(arguments.out)
     missing = [trial for trial in trials(arguments) if tuple(map(str, astuple(trial))) not in done]
-    by_size: dict[tuple[str, int], list[Trial]] = {}
+    by_size: dict[tuple[str, int, int], list[Trial]] = {}
     for trial in missing:
-        by_size.setdefault((trial.data, trial.image_size), []).append(trial)
+        by_size.setdefault((trial.data, trial.split, trial.image_size), []).append(trial)
     groups = [
         group[i : i + arguments.per_worker]
         for group in by_size.values()
         for i in range(0, len(group), arguments.per_worker)
     ]
-    groups.sort(key=lambda group: -group[0].image_size * len([t for t in group if t.training != "frozen"]))
+    groups.sort(key=lambda group: -group[0].image_size * sum(t.updates for t in group if t.training != "frozen"))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
-        names = sorted({trial.data for trial in missing})
-        splits = dict(
-            zip(
-                names,
-                pool.map(split_photos, [arguments.data / n for n in names], [arguments.split] * len(names)),
-                strict=True,
-            )
-        )
+        wanted = sorted({(trial.data, trial.split) for trial in missing})
+        found = pool.map(split_photos, [arguments.data / name for name, _ in wanted], [split for _, split in wanted])
+        splits = dict(zip(wanted, found, strict=True))
         jobs = [
-            pool.submit(run_group, group, splits[group[0].data], arguments.backbone, arguments.depth, arguments.out)
+            pool.submit(
+                run_group,
+                group,
+                splits[group[0].data, group[0].split],
+                arguments.backbone,
+                arguments.depth,
+                arguments.out,
+            )
             for group in groups
         ]
         for job in as_completed(jobs):

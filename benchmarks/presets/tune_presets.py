@@ -2,7 +2,7 @@
 """Find the base learning rate of every method on a network, on training images only.
 
     python benchmarks/presets/tuning_data.py cifar100=DIR cub200=DIR --draws 3 --to DRAWN
-    python benchmarks/presets/tune_presets.py DRAWN --backbone NAME:FILE --image-size 112 --scale 0.4 --workers 16
+    python benchmarks/presets/tune_presets.py DRAWN --image-size 112 --workers 16
     python benchmarks/presets/tune_presets.py --choose [--write]
 
 A trial learns the first tasks of a stream and classifies held-out training images, with the epochs and batch size of
@@ -56,8 +56,8 @@ from onea.research.methods.contract import Method
 from onea.research.methods.presets import preset_options
 from onea.research.runs.executors import multi_process_service
 from onea.research.streams import Stream
+from onea.vit.network_config import BUNDLED
 
-BACKBONE = "vit_small_patch14_112"
 RANDOM_FEATURES = 1000
 ADAM = frozenset(("aper-finetune", "l2p", "dualprompt", "coda-prompt", "inflora"))
 # Approximate cost per image and epoch in forward and backward passes; only the order of trials depends on it.
@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--limit-seconds", type=float, default=400.0)
     parser.add_argument("--draws", type=int, default=100, help="maximum number of streams per dataset")
-    parser.add_argument("--backbone", default=BACKBONE)
+    parser.add_argument("--backbone", default=BUNDLED)
     parser.add_argument("--image-size", type=int, help="side of the network's input, if not its own")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of SGD's rates, relative to the present ones")
     parser.add_argument(

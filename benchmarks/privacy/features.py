@@ -26,7 +26,7 @@ from onea.data.file_checks import map_threaded
 from onea.model.engine import Engine
 from onea.model.learning.images import find_images
 from onea.vit.hooks import NO_HOOKS
-from onea.vit.network_config import DEFAULT
+from onea.vit.network_config import BUNDLED
 
 
 def sample(folder: Path, count: int) -> list[Path]:
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, nargs=2, default=(1500, 500), help="of each folder, at most")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    engine = Engine(DEFAULT, "auto", "fp32", 0, True)
+    engine = Engine(BUNDLED, "auto", "fp32", 0, True)
     files = [sample(folder, count) for folder, count in zip(args.data, args.photos, strict=True)]
     known, target = (read(part, engine, pixels) for part in files)
     mean, true, count = known[1].mean(0), target[1], len(target[1])

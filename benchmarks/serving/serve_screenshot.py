@@ -120,7 +120,7 @@ def tiles(side: int = 320) -> bytes:
 
 def teach(path: Path, photos: int = 16) -> None:
     """Teach the drawn products in updates of different sizes."""
-    model = OneA(backbone="fast", seed=1)
+    model = OneA(seed=1)
     for number, (name, classes) in enumerate(UPDATES):
         pairs = [(drawn(label, 100 * number + n), label) for label in classes for n in range(photos)]
         model.learn([image for image, _ in pairs], [label for _, label in pairs], name=name)

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SMALL = "vit_small_patch14_112"
+SMALL = "vit_small_patch14_dinov2"
 FP8 = ("--precision", "fp8")
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracy of faster computation: FP8, adapters in the last blocks with cached tokens, and 8-bit weights.
 
-    python benchmarks/speed/precision_quality.py --data folder:cifar100:10 folder:cub200:20 [--originals WEIGHTS] \
+    python benchmarks/speed/precision_quality.py --data folder:cifar100:10 folder:cub200:20 [--originals FILE] \
         [--method one-a] [--workers 14] [--out quality.csv]
 
 Each dataset has its number of tasks after the last colon. One-A+, or another method that merges adapters, learns each
-stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a folder of the
-bundled networks' float16 files, SimpleCIL learns the streams of the first seed with these and with the bundled
-networks. Finished runs are not repeated. Prints A_T and mean A of each run as CSV, then the mean difference to bf16
+stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a file of the
+bundled network's weights in floats, SimpleCIL learns the streams of the first seed with these and with the bundled
+network. Finished runs are not repeated. Prints A_T and mean A of each run as CSV, then the mean difference to bf16
 over the seeds, or of 8-bit weights to the originals.
 """
 
@@ -25,7 +25,7 @@ from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.grid import Failure, GridProgress, RecordStore, run_grid
-from onea.vit.network_config import BUNDLED
+from onea.vit.network_config import BUNDLED, IMAGE_SIZE
 
 
 class Lines(GridProgress):
@@ -59,11 +59,10 @@ def configs(arguments: argparse.Namespace) -> dict[tuple[str, str, int], RunConf
             for seed in arguments.seeds:
                 run = {"method": arguments.method, "backbone": arguments.backbone, "seed": seed, **stream, **ways[name]}
                 runs[data_name(data), name, seed] = make_config(run)
-        for backbone in BUNDLED if arguments.originals else ():
-            original = f"plain:{arguments.originals / backbone}.safetensors"
-            for name, file in ((f"{backbone} in float16", original), (f"{backbone} in 8 bits", backbone)):
+        if arguments.originals:
+            for name, file in (("float", f"plain:{arguments.originals}"), ("8 bits", BUNDLED)):
                 run = {"method": "simplecil", "backbone": file, "seed": 1, "precision": arguments.precision, **stream}
-                runs[data_name(data), name, 1] = make_config(run)
+                runs[data_name(data), f"{BUNDLED} in {name}", 1] = make_config(run | {"image_size": IMAGE_SIZE})
     return runs
 
 
@@ -71,11 +70,11 @@ def main() -> None:
     """Run all missing runs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", required=True, help="dataset:TASKS")
-    parser.add_argument("--originals", type=Path, help="folder of the float16 files")
+    parser.add_argument("--originals", type=Path, help="file of the original weights")
     parser.add_argument("--method", default="one-a-plus", help="method that learns the streams")
     parser.add_argument("--ways", default="base,fp8,last", help="ways of computation; empty for none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--backbone", default="vit_small_patch14_112")
+    parser.add_argument("--backbone", default=BUNDLED)
     parser.add_argument("--precision", default="bf16", help="precision of all ways but fp8")
     parser.add_argument("--last", type=int, default=3)
     parser.add_argument("--views", type=int, default=4)
@@ -101,7 +100,7 @@ def main() -> None:
             values = (f"{metrics['A_T']:.2f}", f"{metrics['mean_A']:.2f}", f"{learned:.1f}")
             table.writerow((data, record["config"]["method"], way, seed, *values, ""))
         for data, way in dict.fromkeys((data, way) for data, way, _ in records):
-            base = way.replace("in 8 bits", "in float16") if "in 8 bits" in way else arguments.precision
+            base = way.replace("in 8 bits", "in float") if "in 8 bits" in way else arguments.precision
             seeds = [seed for seed in arguments.seeds if {(data, way, seed), (data, base, seed)} <= records.keys()]
             changes = [
                 records[data, way, seed]["metrics"]["A_T"] - records[data, base, seed]["metrics"]["A_T"]

@@ -112,7 +112,7 @@ def test_version(onea):
         (["run", "one-b"], "did you mean 'one-a'?"),
         (["run", "one-a", "--data", "gliphs"], "did you mean 'glyphs'?"),
         (["run", "one-a", "--data", "folder:missing"], "missing"),
-        (["run", "one-a", "--data", "glyphs-mini", "--backbone", "vit_small_d6_patch14"], "vit_small_d6_patch14_84"),
+        (["run", "one-a", "--data", "glyphs-mini", "--backbone", "vit_small_dinov2"], "vit_small_patch14_dinov2"),
         (["run", "one-a", "--data", "glyphs-mini", "--tasks", "999"], "999"),
         (["run", "one-a", "--data", "glyphs-mini", "--tasks", "5", "--gamma", "0"], "gamma"),
         (["run", "one-a", "--data", "glyphs-mini", "--tasks", "5", "--gamma", "1.5"], "gamma"),

@@ -20,7 +20,7 @@ def test_the_pictures_are_those_of_the_dataset():
 
 def test_every_command_is_shown_before_it_runs(onea, monkeypatch, tiny_vit):
     pytest.importorskip("fastapi")
-    monkeypatch.setattr(tour, "_NETWORK", tiny_vit)
+    monkeypatch.setattr(tour, "_SIZE", ("--backbone", tiny_vit))
     monkeypatch.setattr(tour, "_TRAIN_IMAGES", 3)
     code, out, err = onea("tour", "--out", "here")
     assert code == 0, err

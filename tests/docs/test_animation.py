@@ -52,9 +52,9 @@ def test_texts_are_the_outputs_of_the_commands(onea, tiny_vit):
     tour._draw(Path())
     printed = {}
     for command in animation.COMMANDS:
-        words = [tiny_vit if word == "fast" else word for word in command.split()[1:]]
-        if words[0] == "teach":
-            words += ["--epochs", "1"] if "monday" in command else []
+        words = command.split()[1:]
+        if "monday" in command:
+            words += ["--backbone", tiny_vit, "--epochs", "1"]
         code, out, err = onea(*words)
         assert code == 0, err
         printed[command] = out
@@ -69,8 +69,9 @@ def test_the_commands_are_those_of_the_tour():
 
     from onea.cli import tour
 
+    assert animation.COMMANDS[0].endswith(" ".join(tour._SIZE))
     source = Path(tour.__file__ or "").read_text("utf-8")
     for command in animation.COMMANDS:
-        words = [word for word in command.split()[1:] if word not in ("tour.onea", "fast")]
+        words = [word for word in command.split()[1:] if word not in ("tour.onea", *tour._SIZE)]
         assert re.search(r'_run\(onea, "' + '".*"'.join(map(re.escape, words)), source), command
     assert {tour._NAMES[char] for char in "".join(tour._FAMILIES.values()) if char != "☯"} == {*animation.MONDAY}

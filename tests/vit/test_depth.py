@@ -15,7 +15,6 @@ from onea.errors import OneaError
 from onea.model.parameters import choose_options
 from onea.research.runs.config import make_config
 from onea.vit.backbones import load_backbone
-from onea.vit.network_config import depth_for_models
 
 DEPTH = 3
 
@@ -59,16 +58,11 @@ def test_a_model_keeps_its_depth(path, tiny_images, tmp_path):
         loaded.set_params(depth=1)
 
 
-@pytest.mark.parametrize("depth", [-1, 1.5, "2"])
+@pytest.mark.parametrize("depth", [-1, 1.5, "2", None])
 def test_an_invalid_depth_is_refused(path, tiny_images, depth):
     files = class_folders(tiny_images / "train")["class00"]
     with pytest.raises(OneaError, match=r"depth is .*; give the number of blocks to use, or 0 for all"):
         tiny_model(str(path), depth=depth).learn(files, ["class00"] * len(files))
-
-
-def test_only_the_smaller_bundled_network_is_truncated_for_models():
-    names = ("fast", "vit_small_patch14_112", "tiny.safetensors")
-    assert [depth_for_models(name) for name in names] == [5, 0, 0]
 
 
 def test_only_an_explicit_depth_changes_the_run_key():

@@ -39,7 +39,7 @@ def adapters(vit: FrozenViT, rank: int = 8, **switches) -> Adapters:
 
 @pytest.fixture(scope="module")
 def bundled() -> FrozenViT:
-    return load_backbone("fast")
+    return load_backbone(image_size=56)
 
 
 @pytest.mark.parametrize(("name", "extra"), ARCHITECTURES)
@@ -77,10 +77,10 @@ def test_images_of_another_size_are_refused(bundled):
 
 
 def test_the_bundled_backbone(bundled):
-    assert (bundled.size, bundled.depth, bundled.width) == (84, 6, 384)
+    assert (bundled.size, bundled.depth, bundled.width) == (56, 12, 384)
     assert not any(parameter.requires_grad for parameter in bundled.parameters())
     assert not bundled.train().training
-    assert bundled.name == "vit_small_d6_patch14_84"
+    assert bundled.name == "vit_small_patch14_dinov2"
 
 
 def test_the_adapter_is_parallel_to_the_mlp(bundled):
@@ -90,7 +90,7 @@ def test_the_adapter_is_parallel_to_the_mlp(bundled):
         for adapter in module.blocks:
             adapter.up.weight.normal_(std=0.5, generator=torch.Generator().manual_seed(3))
             adapter.up.bias.fill_(0.1)
-    images = torch.randn(2, 3, 84, 84, generator=torch.Generator().manual_seed(2))
+    images = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(2))
     streams: dict[int, torch.Tensor] = {}
     hooks = []
     for index, block in enumerate(bundled.vit.blocks):
@@ -112,7 +112,7 @@ def test_the_adapter_is_parallel_to_the_mlp(bundled):
 
 
 def test_a_fresh_adapter_changes_nothing(bundled):
-    images = torch.randn(1, 3, 84, 84)
+    images = torch.randn(1, 3, 56, 56)
     with torch.no_grad():
         assert torch.equal(bundled(images, adapters(bundled)), bundled(images))
 
@@ -206,7 +206,7 @@ def test_class_means_are_not_normalised():
     [
         ("missing.safetensors", "does not exist"),
         ("vit_base_patch16_224", "needs the tag"),
-        ("vit_small_d6_patch14_85", "did you mean 'vit_small_d6_patch14_84'"),
+        ("vit_small_patch14_dinov3", "did you mean 'vit_small_patch14_dinov2'"),
         ("resnet50.a1_in2k", "did you mean 'resnet50.a1_in1k'"),
         ("test_vit2", "needs the tag"),
         ("vit_base_patch16_18x2_224", "timm has no weights for"),

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 FILE = Path(__file__).parents[2] / "docs/pictures" / "teach-predict-undo.svg"
 COMMANDS = (
-    "onea teach tour.onea photos/monday --backbone fast",
+    "onea teach tour.onea photos/monday --image-size 56",
     "onea predict tour.onea new --top 2",
     "onea teach tour.onea photos/tuesday",
     "onea predict tour.onea new/yin-yang.png --top 2",

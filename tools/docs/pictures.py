@@ -41,9 +41,8 @@ def network() -> tuple[Canvas, str]:
     """One block of the network with its adapter, and the numbers of weights."""
     from onea.vit.adapter import Adapters
     from onea.vit.backbones import load_backbone
-    from onea.vit.network_config import DEFAULT
 
-    vit = load_backbone(DEFAULT)
+    vit = load_backbone()
     adapters = Adapters(vit.depth, vit.width, rank=64, generator=torch.Generator())
     frozen, trained = (sum(value.numel() for value in module.parameters()) / 1e6 for module in (vit, adapters))
     canvas = Canvas(PICTURE)
@@ -127,9 +126,9 @@ def prototypes() -> tuple[Canvas, str]:
     from onea.research.data.sources import load_dataset
     from onea.vit.heads import cosine_scores
     from onea.vit.hooks import NO_HOOKS
-    from onea.vit.network_config import FAST
+    from onea.vit.network_config import BUNDLED
 
-    data, engine = load_dataset("glyphs-mini"), Engine(FAST, "cpu", "fp32", 1, mirror=False)
+    data, engine = load_dataset("glyphs-mini"), Engine(BUNDLED, "cpu", "fp32", 1, mirror=False, image_size=56)
     classes = max(data.groups, key=lambda group: len(group.classes)).classes[:6]
 
     def features(split: Any) -> tuple[torch.Tensor, torch.Tensor]:

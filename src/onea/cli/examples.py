@@ -37,7 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "paper": (
         "onea paper",
         "onea paper ablation --dry-run",
-        "onea paper ablation --data folder:photos --backbone fast --scale 0.1",
+        "onea paper ablation --data folder:photos --backbone vit_small_patch14_dinov2 --scale 0.1",
     ),
     "report": ("onea report runs", "onea report 'runs/one-a-*' --out report"),
     "compare": ("onea compare runs/A runs/B", "onea compare 'runs/one-a-*' 'runs/simplecil-*'"),
@@ -46,7 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "onea merge lora-a lora-b --classes 40,5 -o merged-lora --rank 4",
         "onea merge A.safetensors B.safetensors --classes 40,5 --with ties -o ties.safetensors --density 0.3",
     ),
-    "bench": ("onea bench", "onea bench --backbone fast --device cpu"),
+    "bench": ("onea bench", "onea bench --device cpu"),
 }
 
 START = tuple(EXAMPLES[name][0] for name in ("teach", "predict", "tour"))  # for ``onea --help``

@@ -22,7 +22,7 @@ _NAMES = _SUITS | _WEATHER | {_TUESDAY: "yin-yang"}
 _FAMILIES = {"suits": "".join(_SUITS), "weather": "".join(_WEATHER), "yin-yang": _TUESDAY}
 _NEW = "♥☁" + _TUESDAY
 _TRAIN_IMAGES, _TEST_IMAGES = 10, 3  # of each class
-_MODEL, _NETWORK = "tour.onea", "fast"
+_MODEL, _SIZE = "tour.onea", ("--image-size", "56")  # large enough for these pictures
 
 
 def tour(
@@ -43,8 +43,8 @@ def tour(
     _draw(out)
     with contextlib.chdir(out):
         print(f"$ cd {shlex.quote(str(out))}", flush=True)
-        _print_comment("Monday: teach eight classes. --backbone fast chooses the small network; the default is larger")
-        _run(onea, "teach", _MODEL, "photos/monday", "--backbone", _NETWORK)
+        _print_comment("Monday: teach eight classes. 56 pixels suffice for drawings; photos need the default")
+        _run(onea, "teach", _MODEL, "photos/monday", *_SIZE)
         _print_comment("predict new pictures; the yin-yang is none of the eight classes")
         _run(onea, "predict", _MODEL, "new", "--top", "2")
         _print_comment("Tuesday: add a class, without the pictures of the other classes")

@@ -121,7 +121,7 @@ def _scale_of(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(f"there is no {name}{INT8_SCALE}")
     rows = scale.ndim == 2 and matrix.ndim > 1 and len(scale) == len(matrix)
     if not rows or not scale.is_floating_point() or not scale.shape[1] or matrix[0].numel() % scale.shape[1]:
-        raise ValueError(f"{name}{INT8_SCALE} is not [rows, groups of columns] in floating point")
+        raise ValueError(f"{name}{INT8_SCALE} is not [rows, groups] of floats")
     if not scale.isfinite().all():
         raise ValueError(f"{name}{INT8_SCALE} is not finite")
     return scale

@@ -300,8 +300,8 @@ def test_cells_are_means_and_deviations_over_seeds_with_gaps_marked() -> None:
 
 
 def test_differences_from_the_paper_are_the_first_note() -> None:
-    notes = grid_table(plan("main", backbone="vit_small_d6_patch14_84", data=("folder:hats",), tasks=5), {}).notes
-    assert notes[0].startswith("Not the paper's setting: backbone vit_small_d6_patch14_84")
+    notes = grid_table(plan("main", backbone="vit_small_patch14_dinov2", data=("folder:hats",), tasks=5), {}).notes
+    assert notes[0].startswith("Not the paper's setting: backbone vit_small_patch14_dinov2")
     assert "folder:hats" in notes[0]
     assert "context" in notes[0]
     assert "The reported numbers beside hats (T=5) are the paper's for CIFAR100 (T=10)." in notes

@@ -24,7 +24,7 @@ class BenchConfig(Validated):
     """Configuration of a benchmark.
 
     Attributes:
-        backbone: bundled name (or ``fast``), timm architecture (random weights), ``architecture.tag`` or
+        backbone: the bundled network, timm architecture (random weights), ``architecture.tag`` or
             ``.safetensors`` file.
         rank: bottleneck width of the adapter.
         device: ``cpu``, ``cuda``, ... or ``auto`` (a GPU if there is one).
