@@ -207,7 +207,7 @@ def _taught_slowly(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny
     from support.serving import teach_first
 
     path = tmp_path_factory.mktemp("slow") / "shop.onea"
-    teach_first(path, tiny_images, tiny_vit, epochs=200, preset="thorough")
+    teach_first(path, tiny_images, tiny_vit, epochs=200)
     return path
 
 

@@ -31,7 +31,7 @@ from onea.model.evaluation.label_errors import find_label_errors
 from onea.model.learning.images import read_labelled
 from onea.model.learning.update import initial_state
 from onea.model.parameters import choose_options
-from onea.vit.network_config import FAST
+from onea.vit.network_config import BUNDLED
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
 CHANGED, REPORTED, SERIES = 20, 40, 4  # photos with a wrong label, reported photos, photos of a series
@@ -39,7 +39,7 @@ CHANGED, REPORTED, SERIES = 20, 40, 4  # photos with a wrong label, reported pho
 
 def frozen_features(folder: Path, threads: int) -> tuple[Tensor, Tensor, list[str]]:
     """Features of all photos with the untrained adapter, their class indices, and the classes."""
-    engine = Engine(FAST, "auto", "auto", threads, mirror=True)
+    engine = Engine(BUNDLED, "auto", "auto", threads, mirror=True)
     batch = read_labelled(folder, None, engine.side)
     assert batch.labels is not None
     names = sorted(set(batch.labels))

@@ -23,32 +23,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from grocery import hold_out_groups, labelled, photos
 
 from onea.data.dataset import natural_key
 from onea.model.engine import Engine
-from onea.model.learning.images import DecodedImages, find_images, read_labelled
-from onea.model.learning.series import MAX_GROUPS, groups_by_class
+from onea.model.learning.images import DecodedImages, read_labelled
 from onea.model.learning.update import initial_state, learn
-from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
-from onea.model.state import State, empty_statistics
+from onea.model.state import State
 from onea.research.streams import make_stream
 from onea.vit.network_config import BUNDLED
 
-HELD_OUT = 0.25
 GAMMA = 0.01  # imbalance of the updates
 READOUT = "rgda"
 # Names of trainings: a preset, and the options that differ.
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "frozen": ("fast", {}),
     "auto": ("auto", {}),
-    "thorough": ("thorough", {}),
-    "last-4": ("auto", {"adapter_blocks": 4}),
-    "quarter": ("auto", {"patch_drop_rate": 0.75}),
-    "last-4-quarter": ("auto", {"adapter_blocks": 4, "patch_drop_rate": 0.75}),
-    "1-epoch": ("auto", {"epochs": 1}),
-    "2-epochs": ("auto", {"epochs": 2}),
-    "quarter-2-epochs": ("auto", {"patch_drop_rate": 0.75, "epochs": 2}),
-    "6-epochs": ("auto", {"epochs": 6}),
+    "one-epoch": ("auto", {"epochs": 1}),
+    "three-epochs": ("auto", {"epochs": 3}),
+    "last-4-blocks": ("auto", {"adapter_blocks": 4}),
+    "quarter-of-patches": ("auto", {"patch_drop_rate": 0.75}),
+    "all-blocks": ("auto", {"adapter_blocks": 0, "patch_drop_rate": 0.0, "cached_views": 0, "epochs": 8}),
+    "share-0.25": ("auto", {"min_share": 0.25}),
 }
 
 
@@ -96,20 +93,8 @@ def trials(arguments: argparse.Namespace) -> list[Trial]:
 
 def split_photos(folder: Path, split: int) -> tuple[list[Path], list[Path]]:
     """The photos to teach and those to classify, in the order of their classes and names."""
-    files = [
-        file
-        for place in sorted(folder.iterdir(), key=lambda place: natural_key(place.name))
-        for file in sorted(find_images(place), key=lambda file: natural_key(file.name))
-    ]
-    labels = [file.parent.name for file in files]
-    engine = Engine(BUNDLED, "auto", "auto", 1, mirror=True, image_size=112)
-    frozen = engine.adapters(initial_state(engine, choose_options("auto", {}, engine.vit), READOUT))
-    features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
-    names = sorted(set(labels), key=natural_key)
-    rows = torch.tensor([names.index(label) for label in labels])
-    groups = groups_by_class(features, rows, MAX_GROUPS)
-    held = set(held_out_rows(rows, names, groups, HELD_OUT, seed=split, update=0).tolist())
-    return [f for i, f in enumerate(files) if i not in held], [f for i, f in enumerate(files) if i in held]
+    kept, held_out = hold_out_groups(photos(folder), split)
+    return labelled(kept, list(kept))[0], labelled(held_out, list(held_out))[0]
 
 
 def select(batch: DecodedImages, rows: Sequence[int]) -> DecodedImages:
@@ -153,17 +138,6 @@ def split_classes(batch: DecodedImages, updates: int, seed: int) -> list[Decoded
     ]
 
 
-def frozen_state(engine: Engine, batch: DecodedImages) -> State:
-    """A model with an untrained adapter."""
-    assert batch.labels is not None
-    state = initial_state(engine, choose_options("auto", {}, engine.vit), READOUT)
-    names = sorted(set(batch.labels), key=natural_key)
-    rows = torch.tensor([names.index(label) for label in batch.labels])
-    features = engine.features(batch.pixels, engine.adapters(state))
-    statistics = empty_statistics(READOUT, engine.vit.width).add(features, rows)
-    return replace(state, classes=tuple(names), statistics=statistics)
-
-
 def taught_state(engine: Engine, batch: DecodedImages, trial: Trial) -> State:
     """A model that learned the photos with a preset."""
     preset, changes = TRAININGS[trial.training]
@@ -204,7 +178,7 @@ def run_group(
     for trial in group:
         batch = at_most(train, trial.photos, trial.split)
         started = time.perf_counter()
-        state = frozen_state(engine, batch) if trial.training == "frozen" else taught_state(engine, batch, trial)
+        state = taught_state(engine, batch, trial)
         row = (*astuple(trial), *astuple(outcome(engine, state, batch, held_out, time.perf_counter() - started)))
         with out.open("a", newline="") as file:  # the system appends one short line atomically
             csv.writer(file, lineterminator="\n").writerow(row)
@@ -227,7 +201,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--sets", nargs="+", help="folders of --data; by default all")
     parser.add_argument("--sizes", nargs="+", type=int, default=[112])
-    parser.add_argument("--training", nargs="+", choices=("frozen", *TRAININGS), default=["frozen"])
+    parser.add_argument("--training", nargs="+", choices=tuple(TRAININGS), default=["frozen"])
     parser.add_argument("--photos", nargs="+", type=int, default=[20])
     parser.add_argument("--rates", nargs="+", type=float, default=[0.0], help="0 is the rate of the preset")
     parser.add_argument("--updates", nargs="+", type=int, default=[1])

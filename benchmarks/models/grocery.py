@@ -6,8 +6,8 @@
 FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The updates, of 1 to
 20 classes, are in grocery-arrivals.json; they were chosen before any measurement. ``--validate N`` evaluates a quarter
 of the training photos instead of the test photos, held out in groups of similar photos; N is the seed of the split.
-All choices are made this way. ``--params '{"backbone": "fast"}'`` uses the small network. Results contain the options
-of their preset; in earlier results without them, no preset (or ``auto``) is the current ``thorough``.
+All choices are made this way. ``--params '{"preset": "accurate"}'`` uses another preset. Results contain the options of
+their preset.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
 from onea.research.cli.display import RunDisplay
-from onea.vit.network_config import FAST
+from onea.vit.network_config import BUNDLED
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
 # Options that a preset sets; they are recorded because presets may change.
-PRESET_OPTIONS = ("adapter_blocks", "epochs", "views", "enough_images", "patch_drop_rate")
+PRESET_OPTIONS = (
+    *("train", "adapter_blocks", "epochs", "learning_rate", "views", "enough_images", "patch_drop_rate", "min_share"),
+)
+SIZE_TO_SPLIT = 112  # pixels; the groups of similar photos must not depend on the size of the trials
 Photos = dict[str, list[Path]]
 
 
@@ -52,7 +55,7 @@ def hold_out_groups(train: Photos, split: int) -> tuple[Photos, Photos]:
     A random quarter would contain near-duplicates of the rest, which would be too easy: 94 % of them are recognised.
     """
     files, labels = labelled(train, list(train))
-    engine = Engine(FAST, "auto", "auto", 0, mirror=True)
+    engine = Engine(BUNDLED, "auto", "auto", 0, mirror=True, image_size=SIZE_TO_SPLIT)
     frozen = engine.adapters(initial_state(engine, choose_options("auto", {}, engine.vit), "ncm"))
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = list(train)
@@ -75,8 +78,8 @@ def labelled(photos: Photos, classes: Sequence[str]) -> tuple[list[Path], list[s
 
 def preset_options(model: OneA) -> dict[str, Any]:
     """The options of a model that its preset set."""
-    options = model.snapshot().state.options
-    return {name: options[name] for name in PRESET_OPTIONS}
+    state = model.snapshot().state
+    return {"image_size": state.preprocess["size"]} | {name: state.options[name] for name in PRESET_OPTIONS}
 
 
 def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: Photos) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import ROOT
-from support.models import class_folders, tiny_model
+from support.models import all_blocks_model, class_folders, tiny_model
 
 import onea as product
 from onea.files import cache_folder
@@ -139,7 +139,7 @@ def test_readme_and_the_pages_agree():
 def taught(tiny_vit, tiny_images) -> product.OneA:
     """A model with several updates, further photos of a known class, and a background."""
     folders = class_folders(tiny_images / "train")
-    model = tiny_model(tiny_vit, preset="thorough", held_out=0.3)
+    model = all_blocks_model(tiny_vit, held_out=0.3)
     for names in (["class00", "class01", "class02"], ["class03"], ["class04"]):
         files = [(str(file), name) for name in names for file in folders[name]]
         model.learn([file for file, _ in files], [name for _, name in files])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models import tiny_model
+from support.models import all_blocks_model
 
 from onea.data.image_storage import PackedImages
 from onea.learner.held_out import hold_out
@@ -24,7 +24,7 @@ from onea.research.methods.one_a import OneAPlus
 @pytest.mark.parametrize("carry", [True, False])
 def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, tiny_images, monkeypatch):
     """Two updates that train: same images, same held-out images, same seeds."""
-    model = tiny_model(tiny_vit, preset="thorough", views=1, epochs=2, follow_drift=carry)
+    model = all_blocks_model(tiny_vit, views=1, epochs=2, follow_drift=carry)
     prepared = []
     prepare = learning.UpdateImages.prepare.__func__
 

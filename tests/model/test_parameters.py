@@ -11,19 +11,28 @@ from support.toys import toy
 
 import onea
 from onea.errors import OneaError
-from onea.model.parameters import change_options, choose_options
+from onea.model.parameters import change_options, choose_image_size, choose_options
 from onea.model.storage.teaching import teach_folder
+from onea.vit.network_config import ACCURATE_IMAGE_SIZE
 
 MACHINE = {"threads": 1, "precision": "fp32", "device": "cpu"}
 
 
-def test_the_thorough_preset_trains_all_blocks_on_all_patches():
-    vit = toy("CLIP")
-    light, thorough = (choose_options(preset, {}, vit) for preset in ("auto", "thorough"))
-    assert (thorough.adapter_blocks, thorough.epochs, thorough.views, thorough.patch_drop_rate) == (0, 8, 3, 0.0)
-    assert (light.epochs, light.views, light.patch_drop_rate, light.cached_views) == (3, 2, 0.5, 2)
-    assert light.min_share == thorough.min_share == 0.5
-    assert (light.enough_images, thorough.enough_images) == (50, 0)
+def test_the_presets_differ_in_training_and_image_size():
+    auto, fast, accurate = (choose_options(preset, {}, toy("CLIP")) for preset in ("auto", "fast", "accurate"))
+    assert auto == accurate == dataclasses.replace(fast, train=True, views=auto.views)
+    assert (fast.should_train(20, 1.0), auto.should_train(20, 1.0), fast.views) == (False, True, 1)
+    sizes = [choose_image_size(onea.OneA(preset=preset).get_params()) for preset in ("auto", "fast", "accurate")]
+    assert sizes == [None, None, ACCURATE_IMAGE_SIZE]
+
+
+@pytest.mark.parametrize("given", [{"image_size": 56}, {"backbone": "other.safetensors", "image_size": 56}])
+def test_a_given_image_size_takes_precedence_over_the_preset(given):
+    assert choose_image_size(onea.OneA(preset="accurate", **given).get_params()) == 56
+
+
+def test_the_size_of_the_preset_is_for_the_bundled_network_only():
+    assert choose_image_size(onea.OneA(preset="accurate", backbone="other.safetensors").get_params()) is None
 
 
 @pytest.mark.parametrize("given", [{"views": 3}, {"cached_views": 3}])
@@ -42,7 +51,7 @@ def test_overriding_an_option_with_its_stored_value_changes_nothing():
 
 @pytest.mark.parametrize("preset", ["tiny", "", None, ["auto"]])
 def test_an_unknown_preset_is_refused(preset):
-    with pytest.raises(OneaError, match="choose auto, thorough or paper"):
+    with pytest.raises(OneaError, match="choose auto, fast, accurate or paper"):
         choose_options(preset, {}, toy("CLIP"))
 
 
@@ -57,7 +66,7 @@ def lesson(files):
 
 
 def test_fit_of_a_loaded_model_applies_overrides(tiny_vit, files, tmp_path):
-    model = tiny_model(tiny_vit, preset="thorough").learn(*lesson(files))
+    model = tiny_model(tiny_vit, preset="paper").learn(*lesson(files))
     path = model.save(tmp_path / "m.onea")
     longer = onea.load(path, epochs=1, options={"max_epochs": 1}, **MACHINE).fit(*lesson(files)).snapshot().state
     assert longer.options == model.snapshot().state.options | {"epochs": 1, "max_epochs": 1}
@@ -65,7 +74,7 @@ def test_fit_of_a_loaded_model_applies_overrides(tiny_vit, files, tmp_path):
     assert (lighter.options["adapter_blocks"], lighter.options["views"]) == (1, 2)
 
 
-@pytest.mark.parametrize("preset", ["auto", "thorough", "paper"])
+@pytest.mark.parametrize("preset", ["auto", "fast", "accurate", "paper"])
 @pytest.mark.parametrize(
     "given",
     [
@@ -126,6 +135,6 @@ def test_the_preset_of_a_model_folder_cannot_change(tiny_vit, tiny_images, tmp_p
     teach_folder(path, photos, None, {"backbone": tiny_vit, "epochs": 1}, MACHINE, "fail")
     assert teach_folder(path, photos, None, {"preset": "auto"}, MACHINE, "fail").version == 2
     with pytest.raises(OneaError, match="was created with preset auto; leave out preset="):
-        teach_folder(path, photos, None, {"preset": "thorough"}, MACHINE, "fail")
+        teach_folder(path, photos, None, {"preset": "accurate"}, MACHINE, "fail")
     with pytest.raises(OneaError, match="was created without image_size; leave out image_size="):
         teach_folder(path, photos, None, {"image_size": 42}, MACHINE, "fail")

@@ -143,9 +143,7 @@ def test_a_model_taught_class_by_class_comes_with_advice(tiny_vit, tiny_images, 
         for label, of in (("pear", 4), ("plum", 5)):
             begun = client.post("/learn", files=form(photos(tiny_images, of)), data={"class": label}, headers=TEACHER)
             remarks = job_end(client, begun)["remarks"]
-            assert remarks[-1].startswith(
-                "Its adapter has never been trained, since that takes several classes at once"
-            )
+            assert remarks[-1].startswith("Its adapter has never been trained, since that takes several classes")
 
 
 def test_other_files_in_a_zip_are_ignored_and_reported(client, tiny_images):

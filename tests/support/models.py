@@ -25,6 +25,15 @@ def tiny_model(vit: str, **params: Any) -> OneA:
     return OneA(**small | {"precision": "fp32", "threads": 1, "device": "cpu"} | params)
 
 
+ALL_BLOCKS = {"adapter_blocks": 0, "patch_drop_rate": 0.0, "views": 3, "cached_views": 4, "enough_images": 0}
+
+
+def all_blocks_model(vit: str, **params: Any) -> OneA:
+    """A tiny model with adapters in all blocks, trained on all patches of new crops, and with three views."""
+    given = {"views": params.pop("views")} if "views" in params else {}
+    return tiny_model(vit, options=ALL_BLOCKS | given | params.pop("options", {}), **params)
+
+
 def class_folders(root: Path) -> dict[str, list[Path]]:
     """The files of each class folder."""
     return {

@@ -26,18 +26,18 @@ from onea.serve.app import create_app
 from onea.serve.server import create_server
 from onea.serve.service import Service
 from onea.serve.settings import Settings
-from support.models import wait_for
+from support.models import ALL_BLOCKS, wait_for
 
 TOKEN = "a-token-only-for-tests"
 TEACHER = {"Authorization": f"Bearer {TOKEN}"}
 ZIP = TEACHER | {"Content-Type": "application/zip"}
 
 
-def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2, preset: str = "auto") -> None:
-    """A model with class00 to class03; more epochs or the preset ``thorough`` make its training jobs longer."""
-    trains = {"min_share": 0.25}  # so that two more classes also train
+def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2) -> None:
+    """A model with class00 to class03; more epochs make its training jobs longer."""
+    trains = ALL_BLOCKS | {"min_share": 0.25}  # so that two more classes also train
     small = {"rank": 4, "batch_size": 8, "precision": "fp32", "threads": 1}
-    model = OneA(backbone=backbone, epochs=epochs, preset=preset, options=trains, **small)
+    model = OneA(backbone=backbone, epochs=epochs, options=trains, **small)
     files = [(file, f"class{k:02d}") for k in range(4) for file in sorted((images / f"train/class{k:02d}").iterdir())]
     model.learn([file for file, _ in files], [label for _, label in files], name="first").save(path)
 

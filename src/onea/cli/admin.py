@@ -40,7 +40,7 @@ def info(
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},
-        "remarks": training_advice(state.classes, state.adapter_images),
+        "remarks": training_advice(state),
     }
     if verify:
         facts["verified"] = folders.verify(model)

@@ -72,7 +72,7 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     lines += [f"left out {line}" for line in group_by_reason(model.last_report.skipped)]
     lines += report_lines(update, model.last_report)
     state = model.snapshot().state
-    lines += training_advice(state.classes, state.adapter_images)
+    lines += training_advice(state)
     lines.append(f"{path} now has {class_count(update['known'])} (version {model.version})")
     for line in lines:
         print_line(console, line)

@@ -37,7 +37,6 @@ class FixedViews:
         hooks: hooks of all blocks, below and above the tokens.
         dtype: dtype of the cache. Half precision has three more bits than bfloat16, and tokens of a ViT are far
             smaller than its largest number.
-        for_crops: network and runtime for all views but the first, if they have another precision.
         block: the block that the tokens enter; by default the first block with a hook.
 
     Attributes:
@@ -54,11 +53,9 @@ class FixedViews:
         crop_scale: float,
         hooks: BlockHooks,
         dtype: torch.dtype = torch.float16,
-        for_crops: tuple[FrozenViT, Runtime] | None = None,
         block: int | None = None,
     ):
         self.vit, self.runtime, self.images, self.rows = vit, runtime, images, rows
-        self._for_crops = for_crops or (vit, runtime)
         self._crops, self._crop_scale, self._hooks, self._block = crops, crop_scale, hooks, block
         self.count = 1 + len(crops)
         shape = torch.Size((self.count, len(rows), vit.tokens, vit.width))
@@ -89,10 +86,9 @@ class FixedViews:
         """
         assert self._block in (None, hooks.first_block)
         features = torch.empty(len(self.rows), self.vit.width, device=self.runtime.device)
-        vit, runtime = self._network_for(view)
         for part, tokens in self._token_batches(view):
-            with torch.no_grad(), runtime.autocast():
-                features[part] = vit.forward_from_block(tokens, hooks)
+            with torch.no_grad(), self.runtime.autocast():
+                features[part] = self.vit.forward_from_block(tokens, hooks)
         return features
 
     def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
@@ -172,12 +168,8 @@ class FixedViews:
             images = self.images.train_views(rows, self._crops[view - 1][padded], self._crop_scale)
         else:
             images = self.images.test_views(rows)
-        vit, runtime = self._network_for(view)
-        with torch.no_grad(), runtime.autocast():
-            return vit.forward_to_block(images, self._hooks, self._block)[: len(positions)].float()
-
-    def _network_for(self, view: int) -> tuple[FrozenViT, Runtime]:
-        return self._for_crops if view else (self.vit, self.runtime)
+        with torch.no_grad(), self.runtime.autocast():
+            return self.vit.forward_to_block(images, self._hooks, self._block)[: len(positions)].float()
 
 
 def _cache_device(size: int, device: torch.device) -> torch.device | None:

@@ -67,6 +67,7 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     """Options of a method that trains and merges adapters.
 
     Attributes:
+        train: train adapters; otherwise features stay those of the frozen network.
         single_class: how to handle a task of one class: ``train`` and merge it like any other, or ``skip`` it: then it
             is neither trained, merged nor counted, but its prototype is computed.
         min_share: tasks that contribute less than this share of the merged classes are skipped as well: they would
@@ -76,6 +77,7 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
             drops significantly, the merge is rejected. 0 holds out none (the paper).
     """
 
+    train: bool = True
     single_class: Literal["train", "skip"] = "train"
     min_share: ZeroToOne = 0.0
     carry: bool = False
@@ -99,7 +101,7 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
 
     def should_train(self, classes: int, share: float) -> bool:
         """Whether to train an adapter on a task, given its classes and their share of the classes in the merge."""
-        return not (self.single_class == "skip" and classes == 1) and share >= self.min_share
+        return self.train and not (self.single_class == "skip" and classes == 1) and share >= self.min_share
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from onea.model.parameters import (
     Parameters,
     change_options,
     check_params,
+    choose_image_size,
     choose_options,
     option_params,
     to_python,
@@ -73,18 +74,18 @@ class OneA(VersionedModel, Parameters):
     (['light'], (6, 384))
 
     Args:
-        backbone: a bundled network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, takes smaller
-            images and is less accurate), a timm ``architecture.tag`` name or a ``.safetensors`` file.
-        depth: the number of blocks of the network to use; 0 uses all. By default all, but without the last block of
-            ``fast``, which is specialised in the classes that the network was trained on.
-        image_size: side in pixels of the input of the network; by default the side that it was trained on.
+        backbone: the bundled network (``vit_small_patch14_dinov2``), a timm ``architecture.tag`` name or a
+            ``.safetensors`` file.
+        depth: the number of blocks of the network to use; 0 uses all.
+        image_size: side in pixels of the input of the network, a multiple of its patch size (14 pixels if bundled); by
+            default 168 for the bundled network, and the side that it was trained on for any other.
         unknown: fraction of images of known classes that may be predicted as ``unknown`` (-1 if classes are numbers);
             with 0 or None, ``unknown`` is never predicted.
         held_out: fraction of the images of each new class that is used for calibration instead of training.
         keep: the number of earlier versions for ``undo``.
-        preset: how the adapter is trained and merged: ``auto`` (One-A+ in the upper blocks, on half of the patches,
-            for three epochs), ``thorough`` (in all blocks, on all patches, for eight epochs: five times the cost) or
-            ``paper`` (One-A, as published).
+        preset: time against accuracy: ``auto`` (One-A+ in the upper blocks, on half of the patches, for two epochs),
+            ``fast`` (no training, one forward pass per image: a third of the time), ``accurate`` (as ``auto``, on
+            images of 224 pixels if the network is the bundled one: twice the time) or ``paper`` (One-A, as published).
         epochs: number of epochs for an update of ten classes; fewer for smaller updates, more for larger ones. If None,
             that of the preset.
         learning_rate: peak learning rate; if None, that of the preset.
@@ -97,8 +98,8 @@ class OneA(VersionedModel, Parameters):
             covariance), ``ncm`` (cosine to the prototypes, as in the paper) or another that
             ``onea methods --classifiers`` lists.
         views: the number of views of an image in the statistics of its class: the whole image, then random crops. If
-            None, that of the preset: 3 with ``thorough``; with ``auto`` 2, or 1 in an update with 50 or more images per
-            class on average. The paper has 1.
+            None, that of the preset: 1 with ``fast``; with ``auto`` and ``accurate`` 2, or 1 in an update with 50 or
+            more images per class on average. The paper has 1.
         follow_drift: whether the statistics of old classes are updated when the adapter changes (in the paper: no).
         mirror: whether training images may be flipped horizontally.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
@@ -324,7 +325,7 @@ class OneA(VersionedModel, Parameters):
             if self._engine is None:
                 runtime = self.device, self.precision, self.threads
                 depth = to_python(self.depth) if self._depth is None else self._depth
-                inputs = self._preprocess, to_python(self.image_size), self._config
+                inputs = self._preprocess, choose_image_size(self.get_params()), self._config
                 self._engine = Engine(self.backbone, *runtime, to_python(self.mirror), *inputs, depth=depth)
             return self._engine
 

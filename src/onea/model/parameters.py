@@ -16,7 +16,7 @@ from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.model.state import classifier_for
 from onea.options import make_options, normalise_names
 from onea.vit.frozen import FrozenViT
-from onea.vit.network_config import BUNDLED, check_image_size
+from onea.vit.network_config import ACCURATE_IMAGE_SIZE, BUNDLED, check_image_size
 
 # Parameters that are options of training and merge.
 OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
@@ -123,18 +123,16 @@ def option_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: params[name] for name in OPTIONS if params.get(name) is not None} | dict(params.get("options") or {})
 
 
-PRESETS = ("auto", "thorough", "paper")
-# Differences from One-A+ in research runs, to save time: fewer epochs, and an update trains the adapter only if it has
-# at least as many classes as the adapter was trained on before. Chosen on held-out photos (research/README.md).
+PRESETS = ("auto", "fast", "accurate", "paper")
 _VIEWS = {"views": 3}
-_THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
-# A fifth of the time of ``thorough``: adapters in the upper blocks, whose input is computed once for each view, and
-# half of the patches in a training step. The accuracy is up to one point lower after many updates, and up to two points
-# if all classes come in one update (research/README.md). Random crops improve classes of few photos; with 50 photos per
-# class they do not, and with 150 they reduce the accuracy.
-_AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "patch_drop_rate": 0.5}
-_AUTO |= {"views": 2, "cached_views": 2, "enough_images": 50}
+# Differences from One-A+ in research runs, to save time: adapters in the upper blocks, whose input is computed once for
+# each view, half of the patches in a training step, and fewer epochs. Random crops improve classes of few photos; with
+# 50 photos per class they do not. An update trains the adapter only if it has at least as many classes as the adapter
+# was trained on before. Chosen on held-out photos (research/README.md).
+_MODEL = {"epochs": 2, "learning_rate": 0.1, "batch_size": 32, "patch_drop_rate": 0.5, "min_share": 0.5}
+_MODEL |= {"views": 2, "cached_views": 2, "enough_images": 50}
 _UPPER_BLOCKS = 0.6  # share of the blocks: 7 of 12
+_FAST = {"train": False, "views": 1}
 _RESEARCH_OPTIONS = {
     "carry": "follow_drift",
     "guard": "held_out",
@@ -147,9 +145,16 @@ def choose_options(preset: str, overrides: Mapping[str, Any], vit: FrozenViT) ->
     check_preset(preset)
     if preset == "paper":
         return _combine_options(OneAOptions, PUBLISHED[""] | _VIEWS, overrides, vit)
-    values = _THOROUGH if preset == "thorough" else _AUTO
-    blocks = {} if preset == "thorough" else {"adapter_blocks": max(1, round(_UPPER_BLOCKS * vit.depth))}
+    values = _MODEL | (_FAST if preset == "fast" else {})
+    blocks = {"adapter_blocks": max(1, round(_UPPER_BLOCKS * vit.depth))}
     return _combine_options(OneAPlusOptions, values, blocks | normalise_names(overrides), vit)
+
+
+def choose_image_size(params: Mapping[str, Any]) -> int | None:
+    """The side of the network's input in pixels; None is the default of the network."""
+    size: int | None = to_python(params["image_size"])
+    accurate = params["preset"] == "accurate" and params["backbone"] == BUNDLED
+    return ACCURATE_IMAGE_SIZE if size is None and accurate else size
 
 
 def change_options(stored: Mapping[str, Any], overrides: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:

@@ -11,6 +11,7 @@ from typing import Any
 from onea.metrics import wilson_interval
 from onea.model.held_out import Accuracy
 from onea.model.names import is_folder_name
+from onea.model.state import State
 from onea.text import list_names, plural, printable
 
 _MAX_NAMED = 3  # photos, files or classes in one line
@@ -203,8 +204,8 @@ def _file_name(path: str) -> str:
 
 
 _UNTRAINED = (
-    "Its adapter has never been trained, since that takes several classes at once: teach the next ones together, or "
-    "all photos again in one folder, and its accuracy will improve."
+    "Its adapter has never been trained, since that takes several classes that are hard to distinguish: teach the next "
+    "ones together, or all photos again in one folder, and its accuracy may improve."
 )
 _PARTLY_TRAINED = (
     "Its adapter was trained on {trained} of its {classes} classes: if you still have all photos, teach them again in "
@@ -212,18 +213,11 @@ _PARTLY_TRAINED = (
 )
 
 
-def training_advice(classes: Sequence[str], adapter_images: Mapping[str, int]) -> list[str]:
-    """How to improve a model whose adapter was trained on few of its classes.
-
-    >>> training_advice(["apple", "pear"], {"apple": 5, "pear": 5}), training_advice(["apple"], {})
-    ([], [])
-    >>> len(training_advice(["apple", "pear"], {}))
-    1
-    >>> training_advice(["apple", "pear", "plum", "fig", "kiwi"], {"apple": 5, "pear": 5})[0].partition(":")[0]
-    'Its adapter was trained on 2 of its 5 classes'
-    """
-    trained = sum(name in adapter_images for name in classes)
-    if len(classes) < 2 or 2 * trained >= len(classes):
+def training_advice(state: State) -> list[str]:
+    """How to improve a model whose adapter was trained on few of its classes; nothing if its preset never trains."""
+    classes = state.classes
+    trained = sum(name in state.adapter_images for name in classes)
+    if not state.options["train"] or len(classes) < 2 or 2 * trained >= len(classes):
         return []
     return [_PARTLY_TRAINED.format(trained=trained, classes=len(classes)) if trained else _UNTRAINED]
 

@@ -245,7 +245,7 @@ class Service:
             state, report = outcome
             job.finish(
                 state.version,
-                [*report_lines(state.updates[-1], report), *training_advice(state.classes, state.adapter_images)],
+                [*report_lines(state.updates[-1], report), *training_advice(state)],
             )
 
     def _learn_version(

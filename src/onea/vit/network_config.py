@@ -19,7 +19,8 @@ BUNDLED = "vit_small_patch14_dinov2"
 BUNDLED_SHA256 = "53242f3481e9cf43fdb6b50f05e68c78e3ccc6d393a4dd3137a331499e7795f6"
 """The sha256 of its tensors as stored."""
 IMAGE_SIZE = 168
-"""The default side of its images, in pixels, chosen in benchmarks/models/frontier.csv."""
+ACCURATE_IMAGE_SIZE = 224
+"""The sides of its images in pixels: the default, and that of the preset ``accurate`` (docs/models.md)."""
 
 
 def bundled_file() -> Path:

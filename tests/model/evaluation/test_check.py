@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.models import tiny_model
+from support.models import all_blocks_model, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea.classifiers import make_classifier
@@ -55,7 +55,7 @@ def photos(tmp_path: Path) -> Path:
 def model(tiny_vit, tiny_images) -> OneA:
     """A model of four classes, none of which is a colour."""
     files = [file for row in range(4) for file in sorted((tiny_images / f"train/class{row:02d}").iterdir())]
-    return tiny_model(tiny_vit, epochs=1, preset="thorough").learn(files, [file.parent.name for file in files])
+    return all_blocks_model(tiny_vit, epochs=1).learn(files, [file.parent.name for file in files])
 
 
 def checked(model: OneA, folder: Path, on_bad: str = "fail") -> Check:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
-from support.models import class_folders, resealed, tiny_model
+from support.models import all_blocks_model, class_folders, resealed, tiny_model
 
 import onea
 from onea.classifiers.statistics import ClassStatistics
@@ -261,7 +261,7 @@ def pairs(files, *names, last=6):
 @pytest.fixture(scope="module")
 def before(tiny_vit, files):
     """A model of three classes; must not be changed."""
-    return tiny_model(tiny_vit, preset="thorough").learn(*pairs(files, A, B, C))  # keeps no rounded tokens
+    return all_blocks_model(tiny_vit).learn(*pairs(files, A, B, C))  # keeps no rounded tokens
 
 
 @pytest.fixture

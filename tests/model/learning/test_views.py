@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-from support.models import class_folders, tiny_model
+from support.models import all_blocks_model, class_folders
 from support.tiny import write_tiny_images, write_tiny_vit
 
 from onea.learner import fixed_views
@@ -20,7 +18,6 @@ from onea.vit.batching import padded_size
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import NO_HOOKS
 
-thorough_model = partial(tiny_model, preset="thorough")  # which caches no views unless a test sets it
 EPOCHS, VIEWS = 2, 3  # of these models
 LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
 
@@ -61,25 +58,18 @@ def files(tiny_images):
 FIRST = [f"class{number:02d}" for number in range(4)]
 
 
+@pytest.mark.parametrize("options", [{}, LAST])
 @pytest.mark.parametrize("views", [1, VIEWS])
-def test_an_update_without_training_computes_each_view_once(tiny_vit, files, count, views):
-    model = thorough_model(tiny_vit, views=views)
+def test_an_update_without_training_computes_each_view_once(tiny_vit, files, count, views, options):
+    model = all_blocks_model(tiny_vit, views=views, options=options)
     count(model, files, FIRST)
     passed = count(model, files, ["class04"])
     assert not model.history[-1]["trained"]
     assert passed == [views * len(files["class04"])] * 2
 
 
-def test_an_update_without_training_computes_each_cached_view_once(tiny_vit, files, count):
-    model = thorough_model(tiny_vit, options=LAST)
-    count(model, files, FIRST)
-    passed = count(model, files, ["class04"])
-    assert not model.history[-1]["trained"]
-    assert passed == [VIEWS * padded_size(len(files["class04"])), VIEWS * len(files["class04"])]
-
-
 def test_training_computes_the_lower_blocks_of_each_cached_view_once(tiny_vit, files, count):
-    model = thorough_model(tiny_vit, options=LAST | {"cached_views": 4})
+    model = all_blocks_model(tiny_vit, options=LAST | {"cached_views": 4})
     passed = count(model, files, FIRST)
     update = model.history[-1]
     assert update["epochs"] == EPOCHS
@@ -91,7 +81,7 @@ def test_training_computes_the_lower_blocks_of_each_cached_view_once(tiny_vit, f
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 4}])
 def test_classes_with_enough_images_use_no_crops(tiny_vit, files, count, options):
     images = len(files[FIRST[0]])
-    model = thorough_model(tiny_vit, options=LAST | {"adapter_blocks": 0, "enough_images": images} | options)
+    model = all_blocks_model(tiny_vit, options=LAST | {"adapter_blocks": 0, "enough_images": images} | options)
     passed = count(model, files, FIRST)
     update, total = model.history[-1], images * len(FIRST)
     seen = 2 * total + EPOCHS * (total - update["held_out"])  # before and after, and in training
@@ -117,7 +107,7 @@ def test_training_and_statistics_use_the_same_views(tiny_vit, files, monkeypatch
         FixedViews, "__init__", lambda views, *given, **named: made.append(given) or start(views, *given, **named)
     )
     monkeypatch.setattr(Engine, "sample_crops", lambda *args: crops.append(sample_crops(*args)) or crops[-1])
-    model = thorough_model(tiny_vit, options=LAST | {"cached_views": cached})
+    model = all_blocks_model(tiny_vit, options=LAST | {"cached_views": cached})
     model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
     (given,) = made
     assert len(crops) == len(given[4]) == max(cached, VIEWS) - 1, "no crop is sampled twice or unused"
@@ -126,7 +116,9 @@ def test_training_and_statistics_use_the_same_views(tiny_vit, files, monkeypatch
 
 def test_results_do_not_depend_on_memory(tiny_vit, files, monkeypatch):
     def taught():
-        model = thorough_model(tiny_vit, options=LAST, held_out=0.0)  # no guard, whose threshold rounding could decide
+        model = all_blocks_model(
+            tiny_vit, options=LAST, held_out=0.0
+        )  # no guard, whose threshold rounding could decide
         model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
         return model.snapshot().state.adapter
 
@@ -141,7 +133,7 @@ def test_results_do_not_depend_on_memory(tiny_vit, files, monkeypatch):
 
 
 def test_training_in_low_precision_also_computes_views_in_it(tiny_vit, files, count, monkeypatch):
-    model, precisions = thorough_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
+    model, precisions = all_blocks_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
     below = CountingViT.to_block_eager
 
     def noted(vit, *given):
@@ -157,8 +149,8 @@ def test_training_in_low_precision_also_computes_views_in_it(tiny_vit, files, co
 
 
 @pytest.mark.parametrize("new", [False, True])
-def test_without_training_only_whole_images_are_computed_in_full_precision(tiny_vit, files, monkeypatch, new):
-    model, precisions = thorough_model(tiny_vit, precision="bf16"), []
+def test_all_views_are_computed_in_the_precision_of_the_training(tiny_vit, files, monkeypatch, new):
+    model, precisions = all_blocks_model(tiny_vit, precision="bf16"), []
     forward = FrozenViT.forward_eager
 
     def noted(vit, *given):
@@ -173,9 +165,8 @@ def test_without_training_only_whole_images_are_computed_in_full_precision(tiny_
     assert model.history[-1]["trained"]
     monkeypatch.setattr(FrozenViT, "forward_eager", noted)
     learn(["class04"] if new else ["class04", *FIRST])
-    exact, rough = (torch.float32, False), (torch.bfloat16, True)
     assert model.history[-1]["trained"] is not new
-    assert precisions == ([exact] if new else [rough, rough]) + [rough] * (VIEWS - 1)
+    assert precisions == [(torch.bfloat16, True)] * (VIEWS if new else VIEWS + 1)
 
 
 def test_the_default_update_costs_little_more_than_feature_extraction(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import class_folders, tiny_model
+from support.models import all_blocks_model, class_folders
 
 import onea
 from onea.errors import OneaError
@@ -27,7 +27,7 @@ def files(tiny_images):
 @pytest.fixture(scope="module")
 def original(tiny_vit, files):
     """Four classes, taught in two updates that are named after a class; one class is renamed. Must not be changed."""
-    model = tiny_model(tiny_vit, preset="thorough", options={"min_share": 0.25})
+    model = all_blocks_model(tiny_vit, options={"min_share": 0.25})
     for name, folder in ((EARLIER, "class00"), (KEPT, "class01")):
         more = files["class02" if name == EARLIER else "class03"]
         labels = [name] * 6 + [more[0].parent.name] * 6

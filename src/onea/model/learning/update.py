@@ -21,6 +21,7 @@ from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOp
 from onea.learner.tasks import Task
 from onea.learner.update import LearnerState, NewImages, UpdateResult, add_images, learn_update
 from onea.merging.operator import Sizes
+from onea.metrics import wilson_interval
 from onea.model.calibration import MIN_IMAGES, PRIOR_TEMPERATURE, calibrate
 from onea.model.engine import Engine
 from onea.model.held_out import Accuracy, HeldOutImages, evaluate_held_out
@@ -36,6 +37,7 @@ from onea.text import printable, utc_timestamp
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
+_MIN_ERROR = 0.02  # below this, an update does not train, since it could gain hardly anything
 _GATE_FIELDS = ("base", "align_share", "gate_min", "gate_max")  # of the report of a merge, in the history
 
 
@@ -97,9 +99,10 @@ def learn(
     trains = not engine.vit.no_hooks_reason and options.should_train(len(names), sizes.new_share)
 
     # Features by the earlier adapter decide which images are held out, and which background images are now classes.
-    views = UpdateViews(engine, state, batch, options, seed, engine.for_training(progress), exact=not trains)
+    views = UpdateViews(engine, state, batch, options, seed, engine.for_training(progress), trains)
     features = views.features(0, views.earlier_adapter)
     images = UpdateImages.prepare(batch, names, features, state, held_out, seed, views.runtime.progress)
+    trains = trains and _can_improve(state, images)
     relabelled = relabelled_background(state, features)
 
     # Train, merge, compensate drift and add the images to the statistics, as research runs do.
@@ -148,6 +151,23 @@ def learn(
         "seconds": round(time.perf_counter() - started, 3),
     }
     return dataclasses.replace(learned, updates=(*state.updates, update)), report
+
+
+def _can_improve(state: State, images: UpdateImages) -> bool:
+    """Whether training may improve the accuracy on these images noticeably.
+
+    It cannot if the present features already distinguish their classes: if the share of images misclassified in
+    cross-validation is below ``_MIN_ERROR`` with 95 % confidence. Repeated images are no evidence, because the
+    statistics contain them.
+    """
+    if bool(images.repeats.repeated.any()):
+        return True
+    statistics = state.statistics.pad_to(len(images.classes))
+    scores = cross_validated_scores(
+        state.classifier, statistics, images.features, images.rows, statistics.classes, images.series
+    )
+    accuracy = Accuracy.from_predictions(scores.argmax(1), images.rows)
+    return wilson_interval(accuracy.correct, accuracy.images)[0] < 1 - _MIN_ERROR
 
 
 def _train_and_merge(
@@ -288,8 +308,7 @@ def _copy_to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
 class UpdateViews:
     """Views of the images of an update: the whole image (view 0) and random crops.
 
-    Features of crops are computed in the precision of the training, as rounding matters far less than cropping. So are
-    those of whole images, unless ``exact``: then they are computed in full precision, as for predictions.
+    Features are computed in the precision of the training.
 
     Attributes:
         vit: the network to train with.
@@ -307,7 +326,7 @@ class UpdateViews:
         options: MergingOptions,
         seed: int,
         training: tuple[FrozenViT, Runtime],
-        exact: bool = False,
+        trains: bool,
     ):
         assert batch.labels is not None
         self.vit, self.runtime = training
@@ -318,25 +337,23 @@ class UpdateViews:
         self._earlier_features: Tensor | None = None
         # A network without adapters is never trained, so its accuracy in lower precision is unknown. FP8 is only for
         # training steps.
-        full = engine.vit, engine.runtime
-        self._for_crops = full if engine.vit.no_hooks_reason or self.runtime.fp8 else training
-        self._for_images = full if exact else self._for_crops
+        full = engine.vit.no_hooks_reason or self.runtime.fp8
+        self._network = (engine.vit, engine.runtime) if full else training
         size = len(batch), len(set(batch.labels))
         self.num_views = options.num_views(*size)
         self.fixed: FixedViews | None = None
-        if options.training_views:
+        if trains and options.training_views:
             crops = [
                 engine.sample_crops(batch.labels, seed, view, options.crop_scale)
                 for view in range(1, options.num_fixed_views(*size))
             ]
             self.fixed = FixedViews(
-                *self._for_images,
-                self._store(self._for_images[1].device),
+                *self._network,
+                self._store(self._network[1].device),
                 torch.arange(len(batch)),
                 crops,
                 options.crop_scale,
                 self._adapters,
-                for_crops=self._for_crops,
             )
 
     def features(self, view: int, adapter: MergedAdapter) -> Tensor:
@@ -363,5 +380,4 @@ class UpdateViews:
         if self.fixed is not None:
             return self.fixed.features(view, adapters).cpu()
         crops = self._engine.sample_crops(self._labels, self._seed, view) if view else None
-        network = self._for_crops if view else self._for_images
-        return self._engine.features(self._pixels, adapters, crops, network=network)
+        return self._engine.features(self._pixels, adapters, crops, network=self._network)
