@@ -23,11 +23,13 @@ from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.export import export
 from onea.model.storage.card import card
+from onea.research.catalogue import STRONG_NETWORKS
 from onea.research.record import read_record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.runner import run
 from onea.research.runs.setup import _geometry
 from onea.vit.network_config import NetworkConfig
+from onea.vit.weight_files import build_untrained, timm_config
 
 
 @pytest.fixture(params=sorted(SHAPES), scope="module")
@@ -201,9 +203,17 @@ def test_the_command_lists_backbones(onea):
     assert "include DINOv3's licence" in out
     assert "it is timm's ConvNeXt" in onea("methods", "--backbones", "convnext_tiny.in12k")[1]
     assert "vit_pe_core_tiny_patch16_384.fb" in onea("methods", "--backbones", "vit_pe_core*")[1]
-    assert "plain:FILE" in onea("methods", "--backbones")[1]
+    overview = onea("methods", "--backbones")[1]
+    assert "plain:FILE" in overview
+    assert all(name in overview for name in STRONG_NETWORKS)
     code, _, err = onea("methods", "--backbones", "nonsense*")
     assert (code, "whose name matches 'nonsense*'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", STRONG_NETWORKS)
+def test_the_sizes_of_downloads_are_those_of_the_weights(name):
+    weights = sum(weight.numel() for weight in build_untrained(name, timm_config(name)).parameters())
+    assert STRONG_NETWORKS[name] == pytest.approx(4 * weights / 1e6, rel=0.01)
 
 
 def test_a_saved_model_whose_backbone_has_no_configuration_loads(tiny_vit, tiny_images, tmp_path):

@@ -18,7 +18,7 @@ from onea.vit.adapter import Adapters
 from onea.vit.backbones import digest_of, load_backbone
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead, class_means
-from onea.vit.network_config import NetworkConfig
+from onea.vit.network_config import BUNDLED, NetworkConfig
 
 ARCHITECTURES = [
     ("vit_tiny_patch16_224", {}),
@@ -81,6 +81,18 @@ def test_the_bundled_backbone(bundled):
     assert not any(parameter.requires_grad for parameter in bundled.parameters())
     assert not bundled.train().training
     assert bundled.name == "vit_small_patch14_dinov2"
+
+
+@pytest.mark.parametrize("size", range(56, 519, 14))
+def test_every_multiple_of_the_patch_size_is_an_image_size(size):
+    vit = load_backbone(BUNDLED, size, depth=1)
+    assert (vit.size, vit.tokens) == (size, 1 + (size // 14) ** 2)
+    smooth = torch.linspace(-1, 1, size).expand(1, 3, size, size)
+    features = vit(smooth)
+    assert features.isfinite().all()
+    # One block sees the same ramp at every size, so its features hardly depend on the size.
+    reference = load_backbone(BUNDLED, 518, depth=1)(torch.linspace(-1, 1, 518).expand(1, 3, 518, 518))
+    assert torch.cosine_similarity(features, reference).item() > 0.9
 
 
 def test_the_adapter_is_parallel_to_the_mlp(bundled):

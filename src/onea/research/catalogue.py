@@ -9,10 +9,19 @@ from onea.errors import OneaError
 from onea.research.methods.aper import layer_without_ssf
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import BUNDLED, licence_notice
+from onea.vit.network_config import BUNDLED, IMAGE_SIZE, licence_notice
 from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]
+
+# Strong networks in timm, and the megabytes that are downloaded on first use.
+STRONG_NETWORKS = {
+    "vit_base_patch14_dinov2.lvd142m": 346,
+    "vit_small_patch16_dinov3.lvd1689m": 86,
+    "vit_base_patch16_dinov3.lvd1689m": 343,
+    "vit_base_patch16_siglip_224.v2_webli": 372,
+    "vit_pe_core_base_patch16_224.fb": 372,
+}
 
 
 def describe_backbone(name: str) -> Iterator[Row]:
@@ -35,12 +44,18 @@ def describe_backbone(name: str) -> Iterator[Row]:
 
 
 def list_backbones(pattern: str) -> Iterator[Row]:
-    """Names that match a pattern with asterisks, with their licences; for an empty pattern, the kinds of names."""
+    """Names that match a pattern with asterisks, with their licences.
+
+    For an empty pattern: the bundled network, some strong ones, and the kinds of names.
+    """
     import timm
     from timm.models import get_pretrained_cfg
 
     if not pattern:
-        yield BUNDLED, "included in onea, apache-2.0"
+        yield BUNDLED, f"included in onea; {IMAGE_SIZE} pixels by default; apache-2.0"
+        for name, megabytes in STRONG_NETWORKS.items():
+            config = get_pretrained_cfg(name)
+            yield name, f"download of {megabytes} MB; {config.input_size[-1]} pixels; {config.license}"
         count = len(timm.list_pretrained())
         yield (
             "ARCHITECTURE.TAG",
