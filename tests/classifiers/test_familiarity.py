@@ -93,7 +93,7 @@ def test_signals_equal_their_definitions():
     nothing = torch.cosine_similarity(space[:, None], ((background.double() - means.mean(0)) @ root)[None], dim=2)
     distances = torch.cdist(space, targets).amin(1)
     outside = anything.log_prob(space) + constant
-    softened = make_classifier("rgda").fit(known)(asked).double() * WIDTH / 32
+    softened = make_classifier("rgda").fit(known)(asked).double() * WIDTH / 128
     clear = softened.softmax(1).amax(1).log()
     expected = (cosines, clear, best - outside, -distances, cosines - nothing.amax(1))
     for column, wanted in zip(found.T, expected, strict=True):
@@ -124,7 +124,8 @@ def test_the_most_informative_signal_has_the_largest_weight(informative):
     assert int(weights.argmax()) == informative
     assert (weights >= 0).all()
     usual = Familiarity(signals, seen, unknown[:0])
-    assert (usual.get_buffer("weights") > 0).all(), "the default weights, without left-out classes"
+    *defaults, distance = usual.get_buffer("weights").tolist()
+    assert min(defaults) > distance == 0, "the default weights, without left-out classes"
     for fitted in (familiarity, usual):
         sums = SignalScaler(seen)(seen)[:, : len(WEIGHTED_SIGNALS)] @ fitted.get_buffer("weights")
         assert sums.std() == pytest.approx(1.5, rel=1e-3)
@@ -137,7 +138,7 @@ def test_distant_images_and_images_like_the_background_are_less_familiar():
     familiarity = Familiarity(signals, sample_signals(1), sample_signals(2)[:0])
     usual = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0]])
     far, like_background = usual.clone(), usual.clone()
-    far[0, -2], like_background[0, -1] = -5.0, -1.0
+    far[0, -2], like_background[0, -1] = -6.0, -1.0
     assert familiarity.combine(usual) > familiarity.combine(like_background)
     assert familiarity.combine(usual) > familiarity.combine(far) + 10
 
@@ -179,5 +180,6 @@ def test_signals_with_a_negative_weight_are_dropped():
     assert weights[0] == 0
     assert int(weights.argmax()) == 2
     unknown[:, 1] += 5.0
-    unknown[:, 2] += 8.0  # all weights would be negative, so the default weights are used
+    unknown[:, 2] += 8.0
+    unknown[:, 3] += 5.0  # all weights would be negative, so the default weights are used
     torch.testing.assert_close(fit_weights(seen, SignalScaler(seen)(unknown)), fit_weights(seen, unknown[:0]))

@@ -16,16 +16,16 @@ from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.tensors import eigh, to_float64
 
-WEIGHTED_SIGNALS = ("cosine", "confidence", "likelihood ratio")  # the other two signals only serve as penalties
-NUM_SIGNALS = len(WEIGHTED_SIGNALS) + 2
+WEIGHTED_SIGNALS = ("cosine", "confidence", "likelihood ratio", "distance")
+NUM_SIGNALS = len(WEIGHTED_SIGNALS) + 1  # and the background margin, which only serves as a penalty
 NO_BACKGROUND = 2.0  # the margin without background images: the largest possible difference of two cosines
-_DEFAULT_WEIGHTS = (0.3, 0.6, 0.5)
-_PRIOR_STRENGTH = 0.3  # of these weights in the fit, as only a few classes can be left out
+_DEFAULT_WEIGHTS = (0.4, 0.4, 0.6, 0.0)
+_PRIOR_STRENGTH = 0.1  # of these weights in the fit, as only a few classes can be left out
 _STD = 1.5  # of the weighted sum on known images; it sets the relative size of the penalties
-_MAX_DISTANCE = 2.0  # in standard deviations; larger distances are penalised
+_MAX_DISTANCE = 3.0  # in standard deviations; larger distances are penalised
 # Divides log-likelihoods: features are correlated, so the maximum softmax probability would otherwise almost always be
 # near one.
-_TEMPERATURE = 32.0
+_TEMPERATURE = 128.0
 _NEWTON_STEPS = 50
 _MAX_STEP = 2.0  # a full Newton step would overshoot if the classes are well separated
 
@@ -143,7 +143,7 @@ class SignalScaler(nn.Module):
 
 
 class Familiarity(Scorer):
-    """A weighted sum of signals, with penalties for a large distance and for greater similarity to the background.
+    """A weighted sum of signals, with penalties for a very large distance and for greater similarity to the background.
 
     The weights best separate held-out images of known classes from images of classes that were left out of the
     statistics. With a single class only the distance is used: its mean is the origin, so the cosine is undefined, and
@@ -175,11 +175,11 @@ class Familiarity(Scorer):
 
 
 def fit_weights(held_out: Tensor, left_out: Tensor) -> Tensor:
-    """The weights of the signals by logistic regression between known and left-out classes, ``[3]``.
+    """The weights of the signals by logistic regression between known and left-out classes, ``[4]``.
 
     Signals with a negative weight are dropped, because a negative weight can only be due to chance. Without left-out
-    classes, the default weights are used. Weights are scaled so that the sum has a fixed standard deviation on known
-    images.
+    classes, the default weights are used; that of the distance is zero. Weights are scaled so that the sum has a fixed
+    standard deviation on known images.
 
     Args:
         held_out: signals of held-out images of known classes, ``[R, 5]``.

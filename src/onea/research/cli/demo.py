@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onea.research.record import Record
 
 DATA = "glyphs-mini"
+IMAGE_SIZE = 56  # pixels; larger inputs are slower, and the symbols need no more
 METHODS = ("simplecil", "one-a", "running-mean")
 REPORT_ORDER = ("one-a", "simplecil", "running-mean")  # the report emphasises the first one
 
@@ -47,7 +48,9 @@ def demo(
     from onea.research.report.run_page import run_page
     from onea.research.runs.runner import run
 
-    configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
+    configs = {
+        name: make_config({"method": name, "data": DATA, "image_size": IMAGE_SIZE, "seed": seed}) for name in METHODS
+    }
     _prepare_folder(out, fresh)
     # Only the merge of the running mean differs from One-A, so it gets One-A's training.
     one_a = method_class("one-a")
