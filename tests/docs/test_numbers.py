@@ -150,14 +150,6 @@ def lines(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def privacy() -> Iterator[str]:
-    told = {line["what"]: float(line["value"]) for line in lines("privacy/features.csv")}
-    yield from shown(100 * told["features: share of photos found by a copy"], digits=(1,))
-    yield from shown(
-        told["mean picture alone: correlation"], told["features, kernel decoder: correlation"], digits=(2,)
-    )
-
-
 def one_a_plus() -> Iterator[str]:
     """The learning rate of One-A+ in research runs."""
     yield f"{OneAPlus.base_learning_rate:g}"
@@ -170,7 +162,6 @@ SOURCES = {
     "docs/expect.md": blocks_of_examples,
     "docs/grocery.md": blocks_of_examples,
     "docs/models.md": models,
-    "docs/privacy.md": privacy,
     "docs/speed.md": speed,
 }
 WITH_RESULTS = [ROOT / name for name in SOURCES]

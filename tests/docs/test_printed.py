@@ -70,7 +70,7 @@ def test_the_grocery_shop_is_the_one_of_the_file() -> None:
         one = known[name]
         assert (int(images), int(wrong), int(unknown)) == (one.images, one.wrong, one.unknown)
         assert share == f"{100 * one.accuracy:.1f}"
-    mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(text.partition("class             predicted")[2])]
+    mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(re.split(r"^class +predicted", text, flags=re.M)[1])]
     assert mistakes == [(one["class"], one["predicted"], one["images"]) for one in EXAMPLE["confusions"][:10]]
     assert_total(text, list(known.values()))
 

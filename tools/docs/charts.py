@@ -217,6 +217,8 @@ def _accuracy_by_task(canvas: Canvas, data: str, top: float) -> None:
     columns = 2 if canvas.narrow else 4
     width, height = (canvas.width - 14 * (columns - 1)) / columns, 92.0
     lines = {key: method.curve() for key, method in runs(data).items()}
+    if JOINT in lines and not runs(data)[JOINT].has_updates:  # a level, because all classes came at once
+        lines[JOINT] *= max(map(len, lines.values()))
     floor = min(map(min, lines.values()))
     for number, key in enumerate(shown):
         left = (number % columns) * (width + 14)
@@ -286,7 +288,8 @@ def forgetting() -> str:
     """F of each method, with confidence intervals."""
 
     def draw(canvas: Canvas, data: str, top: float) -> None:
-        methods = sorted(runs(data).items(), key=lambda item: item[1].of("F").value)
+        with_updates = [item for item in runs(data).items() if item[1].has_updates]
+        methods = sorted(with_updates, key=lambda item: item[1].of("F").value)
         rows = [
             DotRow(f"{method.title} ({len(method.seeds)})", [(method.of("F"), colour_class(key))])
             for key, method in methods

@@ -28,13 +28,15 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
 import charts
+import frontier_chart
 import measured
 import results
 from results import ONE_A, PLUS, RESULTS, ROOT
 
 from onea.research.record import write_record
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "README.md")
+LOG = ROOT / "research/README.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "README.md", LOG)
 WRITTEN = re.compile(r"<!-- written: ([^>]+) -->(\n?)(.*?)(\n?)<!-- end -->", re.S)
 GENERATED = re.compile(r"^<!-- generated: ([^>]+) -->$", re.M)
 CACHE = ROOT / "build/results"
@@ -64,6 +66,7 @@ CONTENT: dict[str, Callable[..., str]] = {
     **results.TABLES,
     **measured.NUMBERS,
     **measured.TABLES,
+    **frontier_chart.TABLES,
     **charts.CHARTS,
     "comparison": comparison,
 }

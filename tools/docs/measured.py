@@ -6,24 +6,24 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from results import DATA, JOINT, PLUS, ROOT, mean, runs, table
+from results import DATA, JOINT, PLUS, ROOT, runs, table
 
 BENCHMARKS = ROOT / "benchmarks"
 GPU = "speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
-CPU = "speed/bench-amd-epyc-2-vit_small_d6_patch14_84.csv"
-STREAM = "speed/bench-nvidia-h200-16-vit_small_patch14_112-cifar100-{precision}.csv"
-EXPORT = "speed/bench-amd-epyc-2-vit_small_patch14_112-export.csv"
+CPU = "speed/bench-amd-epyc-2-vit_small_patch14_dinov2.csv"
+EXPORT = "speed/bench-amd-epyc-2-vit_small_patch14_dinov2-export.csv"
+NOT_MEASURED = "not measured"
 
 
 @cache
 def lines(file: str) -> tuple[dict[str, Any], ...]:
-    """The lines of a CSV, or of a file with a JSON object on each line."""
-    text = (BENCHMARKS / file).read_text("utf-8").splitlines()
+    """The lines of a CSV, or of a file with a JSON object on each line; none if the file does not exist."""
+    path = BENCHMARKS / file
+    text = path.read_text("utf-8").splitlines() if path.exists() else []
     return tuple(csv.DictReader(text)) if file.endswith(".csv") else tuple(map(json.loads, text))
 
 
@@ -62,6 +62,8 @@ def bench(file: str, measure: str, setting: str, unit: str, column: str) -> floa
 
 def speed(file: str, rates: Sequence[Rate], precision: str) -> str:
     """The speed of the plain loop, of onea in fp32 and at its fastest, and the speed-up."""
+    if not lines(file):
+        return NOT_MEASURED
     rows = []
     for title, measure, setting, unit in rates:
         columns = ("plain loop", "same numerics", "fast")
@@ -83,29 +85,17 @@ def _format(value: float | None, unit: str) -> str:
     return f"{value:.1f}" if unit == "ms" and value < 20 else f"{value:,.0f}"
 
 
-def stream() -> str:
-    """The time of a whole stream in two precisions."""
-
-    def both(setting: str, unit: str, digits: int) -> list[str]:
-        values = (
-            bench(STREAM.format(precision=precision), "stream", f"cifar100, 10 tasks, {setting}", unit, column)
-            for precision, column in (("bf16", "fast"), ("fp32", "same numerics"))
-        )
-        return ["" if value is None else f"{value:,.{digits}f}" for value in values]
-
-    rows = [
-        ("start to end, s", *both("from start to end", "s", 1)),
-        ("learning, images/s, compilation included", *both("learning", "images/s", 0)),
-        ("learning from the second task on, images/s", *both("learning from task 2 on", "images/s", 0)),
-        ("A_T, %", *both("accuracy A_T", "%", 2)),
-        ("mean A, %", *both("mean accuracy", "%", 2)),
-    ]
-    heads = [f"{name} ([CSV](../benchmarks/{STREAM.format(precision=name)}))" for name in ("bf16", "fp32")]
-    return table(("", *heads), rows, words=1)
+def speedup(measure: str) -> str:
+    """How many times as fast as the plain loop onea is at its fastest on two CPU cores."""
+    setting = {"training": "batch 32", "inference": "batch 256"}[measure]
+    plain, fast = (bench(CPU, measure, setting, "images/s", column) for column in ("plain loop", "fast"))
+    return f"{fast / plain:.1f}" if plain and fast else NOT_MEASURED
 
 
 def export() -> str:
     """Speed-up of exported files over PyTorch in fp32."""
+    if not lines(EXPORT):
+        return NOT_MEASURED
     rows = []
     for column in ("PyTorch bf16", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO"):
         cells = [column]
@@ -134,9 +124,6 @@ TURNS = (
     (_VIT(_ALL), f"{_FROZEN}, FP8", "-frozen", "train", _WHOLE, "new last 8 after 20%, cached, fp8"),
     ("inference, ViT-B/16, batch 256, images/s", "", "-fp8", "infer", "inference", "new"),
     ("inference, ViT-B/16, batch 256, images/s", "FP8", "-fp8", "infer", "inference", "new fp8"),
-    ("training, small network, images/s", "", "", "small", _LATER, "new"),
-    ("training, small network, images/s", "adapter as one parameter", "", "small", _LATER, "new one parameter"),
-    ("CIFAR-100, small network, 16 epochs (E0), s", "", "-stream", "stream", "stream, learned and evaluated", "new"),
     ("one image, bf16, not compiled: time, timm's = 1", "", "", "one", _TIMM.format("bf16"), "new"),
     ("one image, fp32, not compiled: time, timm's = 1", "", "", "one", _TIMM.format("fp32"), "new"),
     ("memory of fp32 training, MB", "", "", "memory", "peak memory, reserved", "new"),
@@ -154,7 +141,7 @@ def turns() -> str:
             if (line["section"], line["what"], line["turn"]) == (section, what, "median")
         }
         old, new = medians["old"], medians[side]
-        when = "present" if file in ("-frozen", "-stream") else "earlier run"
+        when = "present" if file == "-frozen" else "earlier run"
         rows.append((title, ", ".join(filter(None, (when, way))), _digits(old), _digits(new), f"{new / old:.2f}"))
     return table(("", "way", "old commit", "this way", "ratio"), rows, words=2)
 
@@ -168,117 +155,105 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 5 else f"{value:.2f}"
 
 
-def frozen_cost() -> str:
-    """Differences in A_T between freezing lower adapters and training all of them."""
-    way = "last 8 blocks after 20%, 2 views, 50% of the patches dropped"
-    rows = []
-    for title, method, data, base in (
-        ("One-A+", "one-a-plus", "cub200", "bf16, tokens added up in bf16, too"),
-        ("One-A+", "one-a-plus", "cifar100", "bf16"),
-        ("One-A", "one-a", "cub200", "bf16"),
-    ):
-        by_way: dict[str, dict[str, float]] = {}
-        for line in lines("speed/precision_quality-nvidia-h200.csv"):
-            if (line["method"], line["data"]) == (method, data) and line["A_T"]:
-                by_way.setdefault(line["way"], {})[line["seed"]] = float(line["A_T"])
-        changes = ([by_way[name][seed] - by_way[base][seed] for seed in by_way[name]] for name in (way, f"{way}, fp8"))
-        texts = [mean(change).text(sign=True) for change in changes]
-        rows.append((f"{title}, {DATA[data]}", *texts, str(len(by_way[way]))))
-    return table(("", "bf16", "FP8", "streams"), rows, words=1)
-
-
 # models
 
-
-@dataclass(frozen=True)
-class Taught:
-    """Models taught with the default preset.
-
-    Attributes:
-        data: name of the dataset in the file.
-        updates: number of updates.
-        file: file in benchmarks/models/unknown/.
-        title: title of the row in the table; empty for no row.
-        preset: name of the default preset in the file.
-        split: the photos of the evaluation.
-        again: whether a last update taught all photos again.
-    """
-
-    data: str
-    updates: int
-    file: str
-    title: str = ""
-    preset: str | None = None
-    split: str = "test photos"
-    again: bool = False
-
-    @property
-    def lines(self) -> tuple[dict[str, Any], ...]:
-        """All lines of the file."""
-        return lines(f"models/unknown/{self.file}")
-
-    def values(self, measure: str = "right") -> list[float]:
-        """A metric in percent for each seed; ``right`` is the accuracy."""
-        values = [
-            float(line[measure])
-            for line in self.lines
-            if (line["data"], line["updates"], line["looked_at"]) == (self.data, self.updates, self.split)
-            and line["params"].get("preset") == self.preset
-            and line["params"].keys() <= {"preset", "threads", "verbose"}
-            and line.get("again", False) == self.again
-            and line["backbone"] == self.lines[-1]["backbone"]
-        ]
-        assert values, f"{self.file} has no such runs"
-        return values
+# Runs of grocery.py on test photos: preset, way, row title.
+TAUGHT = (
+    ("auto", "at-once", "81 groceries, all at once"),
+    ("auto", "stream", "81 groceries, 15 updates"),
+    ("accurate", "at-once", "81 groceries, all at once, `accurate`"),
+    ("accurate", "stream", "81 groceries, 15 updates, `accurate`"),
+)
+GROCERY = "models/grocery-nvidia-h200.jsonl"
 
 
-_SHOP, _HELD_OUT = "updates-amd-epyc-2.jsonl", "a quarter of the training photos, in groups that look alike"
-TAUGHT = {
-    "at-once": Taught("grocery81", 1, _SHOP, "81 groceries, all at once"),
-    "updates": Taught("grocery81", 15, _SHOP, "81 groceries, 15 updates"),
-    "again": Taught("grocery81", 15, _SHOP, "81 groceries, 15 updates, then all photos again", again=True),
-    "cifar100": Taught("cifar100", 10, "crops-test-nvidia-h200.jsonl", "CIFAR-100, 150 images of a class, 10 updates"),
-    "cub200": Taught("cub200", 20, "default-nvidia-h200.jsonl", "CUB-200, 20 updates", "quick"),
-    "held-out-updates": Taught("grocery81", 15, "fast-path-nvidia-h200-2.jsonl", "", "quick", _HELD_OUT),
-    "held-out-at-once": Taught("grocery81", 1, "fast-path-amd-epyc-2.jsonl", "", "quick", _HELD_OUT),
-}
+def grocery_runs(preset: str, way: str) -> list[dict[str, Any]]:
+    """The last steps of runs on test photos with the image size of the preset."""
+    chosen = (
+        line
+        for line in lines(GROCERY)
+        if line["looked_at"] == "test" and line["params"].keys() <= {"preset", "seed"} and way in line
+    )
+    return [line[way]["steps"][-1] for line in chosen if line["params"].get("preset", "auto") == preset]
 
 
 def models() -> str:
     """Accuracy of models: mean and range over seeds."""
     rows = []
-    for taught in TAUGHT.values():
-        if taught.title:
-            values = taught.values()
+    for preset, way, title in TAUGHT:
+        if steps := grocery_runs(preset, way):
+            values = [step["accuracy"] for step in steps]
             span = f"{min(values):.1f} to {max(values):.1f}"
-            link = f"[{taught.title}](benchmarks/models/unknown/{taught.file})"
-            rows.append((link, f"{fmean(values):.1f}", span, str(len(values))))
-    return table(("`onea teach`, accuracy, %", "mean", "lowest to highest", "n"), rows, words=1)
+            rows.append((title, f"{fmean(values):.1f}", span, str(len(values))))
+    return table(("test photos, accuracy in %", "mean", "lowest to highest", "n"), rows, words=1)
 
 
-def taught(key: str) -> str:
+def taught(preset: str, way: str) -> str:
     """Mean accuracy of models."""
-    return f"{fmean(TAUGHT[key].values()):.1f}"
-
-
-def taught_unknown(key: str) -> str:
-    """Percentage of known photos that were called unknown, lowest to highest."""
-    values = TAUGHT[key].values("known_called_unknown")
-    return f"{min(values):.1f} to {max(values):.1f}"
+    values = [step["accuracy"] for step in grocery_runs(preset, way)]
+    return f"{fmean(values):.1f}" if values else NOT_MEASURED
 
 
 def cost_of_updates() -> str:
     """Accuracy lost by teaching in updates instead of all at once, in percentage points, lowest to highest."""
-    gaps = [float(taught(f"{way}at-once")) - float(taught(f"{way}updates")) for way in ("", "held-out-")]
-    steps = json.loads((BENCHMARKS / "models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
-    gaps.append(steps["at-once"]["steps"][-1]["accuracy"] - steps["stream"]["steps"][-1]["accuracy"])
+    gaps = []
+    for preset in ("auto", "accurate"):
+        ways = [[step["accuracy"] for step in grocery_runs(preset, way)] for way in ("at-once", "stream")]
+        if all(ways):
+            gaps.append(fmean(ways[0]) - fmean(ways[1]))
     for methods in map(runs, DATA):
         if PLUS in methods and JOINT in methods:
             gaps.append(methods[JOINT].of("A_T").value - methods[PLUS].of("A_T").value)
     return f"{min(gaps):.0f} to {max(gaps):.0f}" if min(gaps) >= 0.5 else f"up to {max(gaps):.0f}"
 
 
-# first contact
+UNKNOWN = "models/unknown/unknown-amd-epyc-2.jsonl"
+_TITLES = {"grocery81": "Grocery", "cub200": "CUB-200", "cifar100": "CIFAR-100"}
+
+
+def unknown() -> str:
+    """Recognition of photos of classes that were not taught: means over seeds."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in lines(UNKNOWN):
+        if line["looked_at"] == "test photos" and line["updates"] == 1:
+            title = f"{_TITLES.get(line['data'], line['data'])}, {line['classes']} classes taught"
+            groups.setdefault(title, []).append(line)
+    if not groups:
+        return NOT_MEASURED
+
+    def mean_of(group: list[dict[str, Any]], name: str) -> str:
+        values = [line[name]["ours"] if name == "auroc" else line[name] for line in group if name in line]
+        return f"{fmean(values):.1f}" if values else ""
+
+    rates = ("known_called_unknown", "others_called_unknown", "auroc", "far_called_unknown")
+    names = ("right", *rates, "calibration_error")
+    rows = [(title, *(mean_of(group, name) for name in names), str(len(group))) for title, group in groups.items()]
+    heads = ("test photos, %", "accuracy", "known called *unknown*", "others called *unknown*", "AUROC")
+    return table((*heads, "far photos called *unknown*", "calibration error", "n"), rows, words=1)
+
+
+# seconds on two cores
+
+TEACHING = "speed/teaching-amd-epyc-2.csv"
+SIZES = {"fast": 168, "auto": 168, "accurate": 224}  # pixels, unless the parameters name another size
+
+
+def teaching() -> dict[tuple[str, int, str], float]:
+    """Seconds of teaching 1,000 photos by preset, image size and precision: the median of the runs."""
+    found: dict[tuple[str, int, str], list[float]] = {}
+    for line in lines(TEACHING):
+        params = json.loads(line["params"])
+        if isinstance(params, dict) and params.keys() <= {"preset", "image_size", "precision", "threads", "verbose"}:
+            preset = params.get("preset", "auto")
+            key = (preset, params.get("image_size", SIZES[preset]), params.get("precision", "auto"))
+            found.setdefault(key, []).append(float(line["learn_s"]))
+    return {key: median(values) for key, values in found.items()}
+
+
+def teaching_seconds(preset: str, precision: str = "auto") -> str:
+    """Seconds of teaching 1,000 photos of 1920 x 1440 pixels in 20 classes."""
+    value = teaching().get((preset, SIZES[preset], precision))
+    return NOT_MEASURED if value is None else f"{value:.0f}"
 
 
 def minutes(target: str, bf16: str) -> str:
@@ -288,24 +263,46 @@ def minutes(target: str, bf16: str) -> str:
         for line in lines("speed/first_contact_times.csv")
         if (line["hardware"], line["command"], line["bf16"]) == ("AMD EPYC, 2 cores", f"make {target}", bf16)
     ]
-    return f"{times[-1]:.1f}"  # the last run
+    return f"{times[-1]:.1f}" if times else NOT_MEASURED  # the last run
 
 
-def one_more_class(column: str, side: str) -> str:
-    """Seconds of one more class of 20 photos, with the old or the current code."""
-    old, new = (line for line in lines("speed/one_more_class-amd-epyc-2.csv") if line["turn"] == "median")
-    return f"{float((new if side == 'new' else old)[column]):.1f}"
+def one_more_class(column: str) -> str:
+    """Seconds of one more class of 20 photos with the current code."""
+    medians = [
+        line
+        for line in lines("speed/one_more_class-amd-epyc-2.csv")
+        if (line["side"], line["turn"]) == ("new", "median")
+    ]
+    return f"{float(medians[-1][column]):.1f}" if medians else NOT_MEASURED
 
 
 def demo() -> str:
     """The final output of `onea demo` on two cores."""
-    return f"```text\n{(BENCHMARKS / 'speed/demo-amd-epyc-2.txt').read_text('utf-8')}```"
+    path = BENCHMARKS / "speed/demo-amd-epyc-2.txt"
+    return f"```text\n{path.read_text('utf-8') if path.exists() else f'{NOT_MEASURED}{chr(10)}'}```"
+
+
+_FEATURES = {
+    "copies": "features: share of photos found by a copy",
+    "decoder": "features, kernel decoder: correlation",
+    "mean": "mean picture alone: correlation",
+}
+
+
+def features_reveal(name: str) -> str:
+    """What an attack on stored features of photos achieves: a share in percent, or a correlation."""
+    values = [float(line["value"]) for line in lines("privacy/features.csv") if line["what"] == _FEATURES[name]]
+    if not values:
+        return NOT_MEASURED
+    return f"{100 * values[0]:.1f}" if name == "copies" else f"{values[0]:.2f}"
 
 
 NUMBERS: dict[str, Callable[..., str]] = {
+    "features-reveal": features_reveal,
     "taught": taught,
-    "taught-unknown": taught_unknown,
     "cost-of-updates": cost_of_updates,
+    "teaching-seconds": teaching_seconds,
+    "speedup": speedup,
     "minutes": minutes,
     "one-more-class": one_more_class,
 }
@@ -313,9 +310,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "demo": demo,
     "speed-gpu": lambda: speed(GPU, ON_GPU, "bf16 compiled"),
     "speed-cpu": lambda: speed(CPU, ON_CPU, "bf16"),
-    "speed-stream": stream,
     "speed-export": export,
     "gpu-turns": turns,
-    "frozen-cost": frozen_cost,
     "expect-models": models,
+    "unknown": unknown,
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the figures of concepts.md, one-a-plus.md and grocery.md from committed files and the source, without training.
+"""Draw figures of concepts.md, models.md, one-a-plus.md and grocery.md from committed files and the source.
 
 python tools/docs/pictures.py
 """
@@ -18,7 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from charts import PICTURE, ROW, Canvas, DotRow, Panel, apart, dots, linear
-from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
+from frontier_chart import picture as frontier
+from results import MOS, ONE_A, PLUS, ROOT, Mean, runs
 
 from onea.merging.gated_fusion import Gate, fuse, gate_values
 from onea.metrics import wilson_interval
@@ -342,7 +343,7 @@ def grocery_classes(example: dict[str, Any]) -> tuple[Canvas, str]:
     rows = [DotRow(item["class"], [(percentage(item["correct"], item["images"]), "hollow")]) for item in worst]
     dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
     for number, item in enumerate(worst):
-        mistake = mistakes[item["class"]]
+        mistake = mistakes.get(item["class"], {"predicted": "unknown", "images": item["unknown"]})
         words = f"{mistake['predicted']}, {mistake['images']} of {item['images']}"
         canvas.text(PICTURE, 44 + ROW * (number + 0.6), words, "soft", "end")
     return canvas, "Accuracy of the worst products, and the product that each is mostly misclassified as."
@@ -352,7 +353,7 @@ def main() -> None:
     """Write all figures."""
     example = json.loads(GROCERY.read_text("utf-8"))
     three = records("cifar100", ONE_A, PLUS, "simplecil")
-    plus = records("cub200", PLUS, JOINT, MOS, ONE_A)
+    plus = records("cub200", PLUS, MOS, ONE_A)
     one_a = three[0]
     figures = {
         "streams": long_tailed_and_step_imbalanced(),
@@ -367,6 +368,7 @@ def main() -> None:
         "one-a-plus": curves(
             plus, "CUB-200, 20 tasks, seed 1: accuracy, %", "Accuracy over all classes seen after each of 20 tasks."
         ),
+        "frontier": frontier(),
         "grocery-history": grocery_history(example["updates"]),
         "grocery-classes": grocery_classes(example),
     }

@@ -117,6 +117,11 @@ class Runs:
         values = self.values(name)
         return median(values) if values else None
 
+    @property
+    def has_updates(self) -> bool:
+        """Whether the classes came in several tasks; in one task there is no mean over tasks and no forgetting."""
+        return all(len(record["stream"]["sizes"]) > 1 for record in self.seeds.values())
+
     def curve(self) -> list[float]:
         """Accuracy after each task, mean over the seeds."""
         lines = (record["metrics"]["A"] for record in self.seeds.values())
@@ -265,7 +270,8 @@ def one_dataset(data: str) -> str:
     plus = runs(data).get(PLUS)
     for key, known in runs(data).items():
         ahead = difference(known, plus).text(sign=True) if plus and key != PLUS else ""
-        cells = (known.of("A_T").text(), ahead, f"{known.of('mean_A').value:.1f}", known.of("F").text())
+        over_tasks = (f"{known.of('mean_A').value:.1f}", known.of("F").text()) if known.has_updates else ("", "")
+        cells = (known.of("A_T").text(), ahead, *over_tasks)
         costs = (_passes(key, [known]), _cost(known, "state_mb", ".1f"))
         rows.append((_bold(key, known.title), *cells, str(len(known.seeds)), *costs))
     heads = ("method", "A_T %", "One-A+ minus it", "mean A %", "F", "n", "passes", "MB kept")
