@@ -27,10 +27,12 @@ from teaching import make_photos
 ROOT = Path(__file__).resolve().parents[2]
 TEACH = """
 import json, sys
+from pathlib import Path
 from onea import OneA
-model = OneA(**json.loads(sys.argv[3])).learn(sys.argv[1])
-model.save(sys.argv[2] + ".onea")
-model.export(sys.argv[2] + ".onnx", preprocess=False, precision="int8", check=sys.argv[1])
+from onea.model.export import export
+model, photos = OneA(**json.loads(sys.argv[3])), Path(sys.argv[1])
+model.learn(photos).save(sys.argv[2] + ".onea")
+export(model.snapshot(), "onnx", Path(sys.argv[2] + ".onnx"), preprocess=False, precision="int8", check=photos)
 """
 ANSWER = """
 import json, statistics, sys, time
@@ -39,7 +41,7 @@ import onea
 model = onea.load(sys.argv[1] + ".onea")
 session = onnxruntime.InferenceSession(sys.argv[1] + ".onnx")
 image = session.get_inputs()[0]
-square = np.zeros([1, *image.shape[1:]], np.uint8)
+square = np.zeros([1, *image.shape[1:]], np.float32)
 def median(action):
     times = []
     for _ in range(50):

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of teaching photos, as a multiple of one forward pass through the frozen network.
+"""Seconds to teach photos to a new model.
 
-    python benchmarks/speed/teaching.py --data FOLDER [--photos MADE] [--threads 2] [--params '{"options": {...}}' ...]
+    python benchmarks/speed/teaching.py --data FOLDER [--photos MADE] [--threads 2] [--params '{"preset": "fast"}' ...]
 
 FOLDER holds one folder of photos for each class. From them, 20 classes x 50 JPEGs of 1920 x 1440 are written to MADE
 (by default a temporary folder; existing files are used). Of classes with fewer photos, several crops are used.
 
 Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode), to load the network
-(start), of one forward pass per photo in full precision (frozen) and in the precision of training (bf16 if the CPU
-supports it), and of a new model that learns the folder (learn), all in one process. The ratios are (learn - decode -
-start) to each of the two passes. With ``--old``, a checkout of an earlier commit (``mkdir OLD && git archive 1a2ee9f
-src | tar x -C OLD``), its defaults learn the same folder, in turn with the current code.
+(start), and of a new model that learns the folder (learn, which includes both), all in one process. With ``--old``, a
+checkout of an earlier commit (``mkdir OLD && git archive 1a2ee9f src | tar x -C OLD``), its defaults learn the same
+folder, in turn with the current code.
 """
 
 from __future__ import annotations
@@ -31,14 +30,11 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from onea.data.decode import read_image
-from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.learning.images import find_images, read_labelled
-from onea.vit.hooks import NO_HOOKS
 
 SIZE = (1920, 1440)
 CROP_SIDE = 0.9  # relative side length of the crops of a photo
-WARM_UP = 32  # images before the first measurement
 T = TypeVar("T")
 TEACH_OLD = """
 import json, sys, time
@@ -50,10 +46,7 @@ model.learn(sys.argv[1])
 update = model.history[-1]
 print(json.dumps([update["images"], start, update.get("epochs"), update.get("held_out_accuracy")]))
 """
-COLUMNS = (
-    *("photos", "threads", "decode_s", "start_s", "frozen_s", "frozen_as_trained_s", "learn_s"),
-    *("ratio", "ratio_as_trained", "epochs", "held_out", "params"),
-)
+COLUMNS = ("photos", "threads", "decode_s", "start_s", "learn_s", "epochs", "held_out", "params")
 
 
 def make_photos(source: Path, target: Path, classes: int, per_class: int) -> None:
@@ -85,32 +78,14 @@ def seconds(action: Callable[[], T]) -> tuple[float, T]:
 def measure(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
     """A row of the table: the current code with these parameters."""
     model = OneA(**params)
-    machine = model.device, model.precision, model.threads
-
-    def load() -> Engine:
-        return Engine(model.backbone, *machine, model.mirror, image_size=model.image_size)
-
-    load()  # imports are not part of the measurement
-    start, engine = seconds(load)
+    model._load_engine()  # imports are not part of the measurement
+    start, engine = seconds(OneA(**params)._load_engine)
     decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
-    engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
-    frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))
-    training = engine.for_training(None)
-    engine.features(batch.pixels[:WARM_UP], NO_HOOKS, network=training)
-    as_trained, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS, network=training))
-    learn, _ = seconds(lambda: model.learn(photos))
-    update = model.history[-1]
-    values = (
-        *(
-            len(batch),
-            engine.runtime.threads,
-            *(f"{value:.2f}" for value in (decode, start, frozen, as_trained, learn)),
-        ),
-        *(f"{(learn - decode - start) / value:.2f}" for value in (frozen, as_trained)),
-        *(update["epochs"], update["held_out_accuracy"]),
-        json.dumps(params),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+    learn, taught = seconds(lambda: OneA(**params).learn(photos))
+    update = taught.history[-1]
+    times = (f"{value:.2f}" for value in (decode, start, learn))
+    values = (len(batch), engine.runtime.threads, *times, update["epochs"], update["held_out_accuracy"])
+    return dict(zip(COLUMNS, (*values, json.dumps(params)), strict=True))
 
 
 def measure_old(old: Path, photos: Path, threads: int) -> dict[str, Any]:
@@ -122,7 +97,7 @@ def measure_old(old: Path, photos: Path, threads: int) -> dict[str, Any]:
         )
     )  # fmt: skip
     count, start, epochs, held_out = json.loads(process.stdout.splitlines()[-1])
-    values = (count, threads, "", f"{start:.2f}", "", "", f"{learn:.2f}", "", "", epochs, held_out, '"the old commit"')
+    values = (count, threads, "", f"{start:.2f}", f"{learn:.2f}", epochs, held_out, '"the old commit"')
     return dict(zip(COLUMNS, values, strict=True))
 
 

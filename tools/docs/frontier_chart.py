@@ -73,9 +73,8 @@ def presets() -> str:
     ):
         accuracy = point("frozen" if preset == "fast" else "auto", SIZES[preset])
         shown = NOT_MEASURED if accuracy is None else f"{accuracy:.1f}"
-        seconds = (teaching_seconds(preset), teaching_seconds(preset, "fp32"))
-        rows.append((f"`{preset}`", trains, f"{SIZES[preset]} px", *seconds, shown))
-    return table(("preset", "what it trains", "images", "s, bf16", "s, fp32", "accuracy, %"), rows, words=2)
+        rows.append((f"`{preset}`", trains, f"{SIZES[preset]} px", teaching_seconds(preset), shown))
+    return table(("preset", "what it trains", "images", "seconds", "accuracy, %"), rows, words=2)
 
 
 def by_size() -> str:

@@ -14,8 +14,6 @@ from results import DATA, JOINT, PLUS, ROOT, runs, table
 
 BENCHMARKS = ROOT / "benchmarks"
 GPU = "speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
-CPU = "speed/bench-amd-epyc-2-vit_small_patch14_dinov2.csv"
-EXPORT = "speed/bench-amd-epyc-2-vit_small_patch14_dinov2-export.csv"
 NOT_MEASURED = "not measured"
 
 
@@ -50,7 +48,6 @@ ON_GPU = (
     Rate("memory while training, GB", "peak memory", "training, batch 128", "MB"),
     Rate("merge of 12 blocks in float64 on the GPU, ms", "merge", "12 blocks, rank 128, float64", "ms"),
 )
-ON_CPU = (Rate("training, images/s", "training", "batch 32", "images/s"), *_INFERENCE)
 
 
 def bench(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
@@ -85,25 +82,16 @@ def _format(value: float | None, unit: str) -> str:
     return f"{value:.1f}" if unit == "ms" and value < 20 else f"{value:,.0f}"
 
 
-def speedup(measure: str) -> str:
-    """How many times as fast as the plain loop onea is at its fastest on two CPU cores."""
-    setting = {"training": "batch 32", "inference": "batch 256"}[measure]
-    plain, fast = (bench(CPU, measure, setting, "images/s", column) for column in ("plain loop", "fast"))
-    return f"{fast / plain:.1f}" if plain and fast else NOT_MEASURED
-
-
-def export() -> str:
-    """Speed-up of exported files over PyTorch in fp32."""
-    if not lines(EXPORT):
-        return NOT_MEASURED
-    rows = []
-    for column in ("PyTorch bf16", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO"):
-        cells = [column]
-        for setting in ("batch 1", "batch 32"):
-            plain, other = (bench(EXPORT, "inference", setting, "ms", name) for name in ("PyTorch fp32", column))
-            cells.append(f"{plain / other:.1f}x" if plain and other else "")
-        rows.append(cells)
-    return table(("", "one image", "batch 32"), rows, words=1)
+def one_photo() -> str:
+    """Median milliseconds of one answer, by image size."""
+    medians = [line for line in lines("speed/one_photo-amd-epyc-2.csv") if line["turn"] == "median"]
+    titles = {"old": "1f28aef, 112 px"}
+    rows = [
+        (titles.get(side, f"{side} px"), f"{float(line['predict_ms']):.0f}", f"{float(line['int8_ms']):.1f}")
+        for line in medians
+        for side in [line["side"]]
+    ]
+    return table(("ms", "`predict`", "int8 export"), rows, words=1)
 
 
 # an old commit and the current code, measured in turn by gpu_turns.py
@@ -302,15 +290,13 @@ NUMBERS: dict[str, Callable[..., str]] = {
     "taught": taught,
     "cost-of-updates": cost_of_updates,
     "teaching-seconds": teaching_seconds,
-    "speedup": speedup,
     "minutes": minutes,
     "one-more-class": one_more_class,
 }
 TABLES: dict[str, Callable[..., str]] = {
     "demo": demo,
     "speed-gpu": lambda: speed(GPU, ON_GPU, "bf16 compiled"),
-    "speed-cpu": lambda: speed(CPU, ON_CPU, "bf16"),
-    "speed-export": export,
+    "one-photo": one_photo,
     "gpu-turns": turns,
     "expect-models": models,
     "unknown": unknown,
