@@ -51,6 +51,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs o
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--write-golden", action="store_true", help="rewrite the golden record from this run")
+    parser.addoption("--float-weights", metavar="FILE", help="rewrite the reference features from these weights")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in random order")
 
 

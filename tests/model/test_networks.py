@@ -48,15 +48,6 @@ def test_another_network_is_refused(shop):
         product.load(taught_with(shop, sha256="0" * 64))
 
 
-def test_a_network_that_is_not_included_is_refused_with_advice(shop, onea):
-    path = taught_with(shop, name="vit_small_patch14_112", sha256="0" * 64)
-    with pytest.raises(OneaError, match="'vit_small_patch14_112', which onea does not include; teach its photos again"):
-        product.load(path)
-    for command in (("predict", str(path), str(path)), ("teach", str(path), str(path))):
-        code, _, err = onea(*command)
-        assert (code, "teach its photos again" in " ".join(err.split())) == (2, True)
-
-
 def test_info(shop, onea):
     code, out, _ = onea("info", str(shop))
     assert code == 0

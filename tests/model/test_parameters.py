@@ -74,7 +74,7 @@ def test_fit_of_a_loaded_model_applies_overrides(tiny_vit, files, tmp_path):
     assert (lighter.options["adapter_blocks"], lighter.options["views"]) == (1, 2)
 
 
-@pytest.mark.parametrize("preset", ["auto", "fast", "accurate", "paper"])
+@pytest.mark.parametrize("preset", ["auto", "accurate", "paper"])
 @pytest.mark.parametrize(
     "given",
     [

@@ -49,14 +49,17 @@ def teach(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Preset of a new model: fast (no training: a third of the time), auto, accurate (224 pixels: "
-            "twice the time) or paper.",
+            help="Preset of a new model: fast (no training: half of the time), auto, accurate (larger "
+            "images: twice the time) or paper.",
             show_default="auto",
         ),
     ] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(help="Input size of a new model in pixels, a multiple of 14.", show_default="168, or by preset"),
+        typer.Option(
+            help="Input size of a new model in pixels, a multiple of the patch size (bundled network: 14).",
+            show_default="of the bundled network: 168, or 224 with the preset accurate",
+        ),
     ] = None,
     epochs: Annotated[
         int | None,

@@ -17,7 +17,7 @@ from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-MAX_HOST_BYTES = 2**30  # of a cache in host memory, which is also at most half of the free memory
+MAX_HOST_BYTES = 2**32  # of a cache in host memory, which is also at most half of the free memory
 
 
 class FixedViews:

@@ -25,7 +25,6 @@ from onea.vit.backbones import load_backbone, remember_file, remembered_file, sh
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
-from onea.vit.network_config import BUNDLED
 from onea.vit.weight_files import split_file_name
 
 _CROP_MARGIN = 256 / 224  # images are a little larger than the input, to leave room for training crops
@@ -164,11 +163,6 @@ def locate_backbone(backbone: Mapping[str, Any], folder: Path) -> str:
     """
     name: str = backbone["name"]
     if split_file_name(name) is None:
-        if name != BUNDLED and "." not in name:  # timm's names have a tag
-            raise OneaError(
-                f"{folder} was taught with the network '{name}', which onea does not include; teach its photos again, "
-                "in a new model."
-            )
         return name
     beside = folder.absolute().parent / name
     path = remembered_file(backbone["sha256"]) or (beside if beside.is_file() else None)

@@ -83,9 +83,10 @@ class OneA(VersionedModel, Parameters):
             with 0 or None, ``unknown`` is never predicted.
         held_out: fraction of the images of each new class that is used for calibration instead of training.
         keep: the number of earlier versions for ``undo``.
-        preset: time against accuracy: ``auto`` (One-A+ in the upper blocks, on half of the patches, for two epochs),
-            ``fast`` (no training, one forward pass per image: a third of the time), ``accurate`` (as ``auto``, on
-            images of 224 pixels if the network is the bundled one: twice the time) or ``paper`` (One-A, as published).
+        preset: time against accuracy: ``auto`` (One-A+ in the upper blocks, on half of the patches, two epochs for an
+            update of ten classes), ``fast`` (no training, one forward pass per image: half of the time), ``accurate``
+            (as ``auto``, on images of 224 pixels if the network is the bundled one: twice the time) or ``paper``
+            (One-A, as published).
         epochs: number of epochs for an update of ten classes; fewer for smaller updates, more for larger ones. If None,
             that of the preset.
         learning_rate: peak learning rate; if None, that of the preset.
@@ -138,7 +139,7 @@ class OneA(VersionedModel, Parameters):
         with self._lock:
             for name, value in params.items():
                 setattr(self, name, value)
-            if params.keys() & {"device", "precision", "threads", *NETWORK}:
+            if params.keys() & {"device", "precision", "threads", "preset", *NETWORK}:
                 self._engine = None
             if self._snapshot:
                 self._set_current(self._snapshot.state)

@@ -133,6 +133,7 @@ _MODEL = {"epochs": 2, "learning_rate": 0.1, "batch_size": 32, "patch_drop_rate"
 _MODEL |= {"views": 2, "cached_views": 2, "enough_images": 50}
 _UPPER_BLOCKS = 0.6  # share of the blocks: 7 of 12
 _FAST = {"train": False, "views": 1}
+_TRAINING = ("epochs", "learning_rate", "batch_size", "rank")
 _RESEARCH_OPTIONS = {
     "carry": "follow_drift",
     "guard": "held_out",
@@ -146,6 +147,8 @@ def choose_options(preset: str, overrides: Mapping[str, Any], vit: FrozenViT) ->
     if preset == "paper":
         return _combine_options(OneAOptions, PUBLISHED[""] | _VIEWS, overrides, vit)
     values = _MODEL | (_FAST if preset == "fast" else {})
+    if preset == "fast" and (unused := [name for name in _TRAINING if name in overrides]):
+        raise OneaError(f"{unused[0]} is given, but preset fast trains nothing; leave it out, or choose preset auto.")
     blocks = {"adapter_blocks": max(1, round(_UPPER_BLOCKS * vit.depth))}
     return _combine_options(OneAPlusOptions, values, blocks | normalise_names(overrides), vit)
 

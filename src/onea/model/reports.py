@@ -149,6 +149,8 @@ def notes(update: Mapping[str, Any], report: PhotoReport = _NO_REPORT) -> list[s
         return [f"images that clearly resemble a known class: {similar:,}; undo if they show it"] if similar else []
     images, repeated, relabelled = (update.get(name, 0) for name in ("images", "repeated", "relabelled_background"))
     lines = []
+    if update.get("distinguished"):
+        lines.append("the features already distinguish these classes: no adapter was trained")
     if repeated == images:
         learned = "only the adapter was trained again" if update["trained"] else "nothing new was learned"
         lines.append(f"all photos are repeated: {learned}")
@@ -204,8 +206,8 @@ def _file_name(path: str) -> str:
 
 
 _UNTRAINED = (
-    "Its adapter has never been trained, since that takes several classes that are hard to distinguish: teach the next "
-    "ones together, or all photos again in one folder, and its accuracy may improve."
+    "Its adapter has never been trained, since that takes several classes at once: teach the next ones together, or "
+    "all photos again in one folder, and its accuracy may improve."
 )
 _PARTLY_TRAINED = (
     "Its adapter was trained on {trained} of its {classes} classes: if you still have all photos, teach them again in "

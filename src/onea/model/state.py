@@ -82,7 +82,8 @@ class State:
         options: options of the training and the merge.
         classes: names of the classes.
         adapter: the merged adapter.
-        adapter_images: the number of images of each class that the adapter was trained on, forgotten classes included.
+        adapter_images: the number of images of each class that the adapter stands for: of classes that it was trained
+            on or distinguished without training, forgotten ones included.
         statistics: mean of each class, and the scatter around the means.
         readout: the name of the classifier.
         held_out_signals: signals of familiarity of images by statistics without them, ``[R, 5]``.

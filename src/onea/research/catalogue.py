@@ -9,7 +9,7 @@ from onea.errors import OneaError
 from onea.research.methods.aper import layer_without_ssf
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import BUNDLED, IMAGE_SIZE, licence_notice
+from onea.vit.network_config import BUNDLED, BUNDLED_LICENCE, IMAGE_SIZE, licence_notice
 from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]
@@ -52,7 +52,7 @@ def list_backbones(pattern: str) -> Iterator[Row]:
     from timm.models import get_pretrained_cfg
 
     if not pattern:
-        yield BUNDLED, f"included in onea; {IMAGE_SIZE} pixels by default; apache-2.0"
+        yield BUNDLED, f"included in onea; {IMAGE_SIZE} pixels by default; {BUNDLED_LICENCE}"
         for name, megabytes in STRONG_NETWORKS.items():
             config = get_pretrained_cfg(name)
             yield name, f"download of {megabytes} MB; {config.input_size[-1]} pixels; {config.license}"

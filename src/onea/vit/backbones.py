@@ -19,6 +19,7 @@ from onea.vit.blocks import block_ops_for
 from onea.vit.frozen import FrozenViT, freeze
 from onea.vit.network_config import (
     BUNDLED,
+    BUNDLED_LICENCE,
     BUNDLED_SHA256,
     IMAGE_SIZE,
     PLAIN,
@@ -60,7 +61,7 @@ def load_backbone(
     if image_size is not None:
         check_image_size(image_size)
     if name == BUNDLED:
-        vit = _from_file(bundled_file(), name, NetworkConfig(licence="apache-2.0"))
+        vit = _from_file(bundled_file(), name, NetworkConfig(licence=BUNDLED_LICENCE))
         if vit.digest != BUNDLED_SHA256:
             raise OneaError("The bundled backbone is damaged; install onea again.")
     elif parts := split_file_name(name):
@@ -153,7 +154,7 @@ def _from_file(path: Path, name: str, config: NetworkConfig | None, architecture
     digest = digest_of(tensors)
     config = config or load_config(path, architecture)
     if config is None and digest == BUNDLED_SHA256:  # a copy of the bundled network
-        config = NetworkConfig(licence="apache-2.0")
+        config = NetworkConfig(licence=BUNDLED_LICENCE)
     if config is None:
         raise OneaError(
             f"Backbone file {path} does not contain the number of heads, activation and normalisation of its network; "

@@ -18,9 +18,9 @@ BUNDLED = "vit_small_patch14_dinov2"
 """The bundled network: DINOv2 ViT-S/14, 12 blocks, positions for 37 x 37 patches."""
 BUNDLED_SHA256 = "53242f3481e9cf43fdb6b50f05e68c78e3ccc6d393a4dd3137a331499e7795f6"
 """The sha256 of its tensors as stored."""
-IMAGE_SIZE = 168
-ACCURATE_IMAGE_SIZE = 224
-"""The sides of its images in pixels: the default, and that of the preset ``accurate`` (docs/models.md)."""
+BUNDLED_LICENCE = "apache-2.0"
+# The sides of its images in pixels: the default, and that of the preset ``accurate`` (docs/models.md).
+IMAGE_SIZE, ACCURATE_IMAGE_SIZE = 168, 224
 
 
 def bundled_file() -> Path:

@@ -28,7 +28,7 @@ from onea.model.evaluation.evaluation import evaluate
 from onea.model.storage import folder as folders
 from onea.model.storage.layout import locked
 
-GOLDEN = ROOT / "tests/golden/format-5.onea"
+GOLDEN = ROOT / "tests/golden/format-6.onea"
 RECORDED = ("expected.json", "evaluation.json")
 
 
@@ -415,7 +415,7 @@ def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(4, "before the first release of onea .format 4.; teach a new model"), (6, "update onea")]
+    ("number", "words"), [(5, "before the first release of onea .format 5.; teach a new model"), (7, "update onea")]
 )
 def test_a_folder_of_another_format_is_refused_and_unchanged(saved, number, words):
     content = json.loads((saved / "model.json").read_text("utf-8")) | {"format": number}

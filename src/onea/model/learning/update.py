@@ -18,6 +18,7 @@ from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.learner.adapter_training import initial_adapters
 from onea.learner.fixed_views import FixedViews
 from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
+from onea.learner.one_a import OneAPlusOptions
 from onea.learner.tasks import Task
 from onea.learner.update import LearnerState, NewImages, UpdateResult, add_images, learn_update
 from onea.merging.operator import Sizes
@@ -37,14 +38,14 @@ from onea.text import printable, utc_timestamp
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
-_MIN_ERROR = 0.02  # below this, an update does not train, since it could gain hardly anything
+_MAX_ERROR = 0.02  # share of misclassified images up to which the present features distinguish the classes of an update
 _GATE_FIELDS = ("base", "align_share", "gate_min", "gate_max")  # of the report of a merge, in the history
 
 
 def initial_state(engine: Engine, options: MergingOptions, readout: str) -> State:
     """The state of a model without classes, with an adapter that does not change the output of the network."""
     if engine.vit.no_hooks_reason:  # a network whose blocks take no adapter
-        options = dataclasses.replace(options, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
+        options = dataclasses.replace(options, train=False, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
     return State(
         version=0,
         backbone=engine.backbone,
@@ -96,13 +97,16 @@ def learn(
     assert batch.labels is not None
     options = merging_options(state.options)
     sizes = Sizes.from_counts(state.adapter_images, Counter(batch.labels))
-    trains = not engine.vit.no_hooks_reason and options.should_train(len(names), sizes.new_share)
+    may_train = options.should_train(len(names), sizes.new_share)
 
     # Features by the earlier adapter decide which images are held out, and which background images are now classes.
-    views = UpdateViews(engine, state, batch, options, seed, engine.for_training(progress), trains)
+    views = UpdateViews(engine, state, batch, options, seed, engine.for_training(progress), may_train)
     features = views.features(0, views.earlier_adapter)
     images = UpdateImages.prepare(batch, names, features, state, held_out, seed, views.runtime.progress)
-    trains = trains and _can_improve(state, images)
+    distinguished = may_train and isinstance(options, OneAPlusOptions) and _distinguishes(state, images)
+    trains = may_train and not distinguished
+    if not trains:
+        views.discard_fixed()
     relabelled = relabelled_background(state, features)
 
     # Train, merge, compensate drift and add the images to the statistics, as research runs do.
@@ -121,7 +125,9 @@ def learn(
         compensate_drift=follow_drift and bool(state.updates),
     )
     held_out_before, held_out_after = _update_held_out(state.held_out, result, images)
-    learned = _next_state(state, version, result, images, held_out_after, has_integer_labels(state, batch))
+    # If an update needs no training, the adapter stands for its classes as it is, and counts for them in later merges.
+    adapted = result.report["trained"] or distinguished
+    learned = _next_state(state, version, result, images, held_out_after, adapted, has_integer_labels(state, batch))
     learned, cross_validated = _calibrate(learned, state, result, images)
 
     report = PhotoReport(
@@ -145,6 +151,7 @@ def learn(
         **_measure(state, learned, result, images, held_out_before, held_out_after, cross_validated),
         **few_photos_fields({name: learned.images[learned.row(name)] for name in names}),
         "trained": result.report["trained"],
+        "distinguished": distinguished,
         "epochs": result.report.get("epochs", 0),
         "merge": gate or None,
         "relabelled_background": int(relabelled.sum()),
@@ -153,21 +160,22 @@ def learn(
     return dataclasses.replace(learned, updates=(*state.updates, update)), report
 
 
-def _can_improve(state: State, images: UpdateImages) -> bool:
-    """Whether training may improve the accuracy on these images noticeably.
+def _distinguishes(state: State, images: UpdateImages) -> bool:
+    """Whether the present features distinguish the classes of the update, so that training could gain hardly anything.
 
-    It cannot if the present features already distinguish their classes: if the share of images misclassified in
-    cross-validation is below ``_MIN_ERROR`` with 95 % confidence. Repeated images are no evidence, because the
-    statistics contain them.
+    They do if the share of new images that are misclassified in cross-validation is at most ``_MAX_ERROR`` with 95 %
+    confidence. If all earlier images of a class are in the update again, the purpose is to train on them.
     """
-    if bool(images.repeats.repeated.any()):
-        return True
-    statistics = state.statistics.pad_to(len(images.classes))
+    new = images.new
+    count = int(new.sum())
+    if len(images.repeated_classes) or wilson_interval(count, count)[0] < 1 - _MAX_ERROR:  # too few to tell
+        return False
+    statistics, rows = state.statistics.pad_to(len(images.classes)), images.rows[new]
     scores = cross_validated_scores(
-        state.classifier, statistics, images.features, images.rows, statistics.classes, images.series
+        state.classifier, statistics, images.features[new], rows, statistics.classes, images.series[new]
     )
-    accuracy = Accuracy.from_predictions(scores.argmax(1), images.rows)
-    return wilson_interval(accuracy.correct, accuracy.images)[0] < 1 - _MIN_ERROR
+    accuracy = Accuracy.from_predictions(scores.argmax(1), rows)
+    return wilson_interval(accuracy.correct, accuracy.images)[0] >= 1 - _MAX_ERROR
 
 
 def _train_and_merge(
@@ -207,10 +215,14 @@ def _next_state(
     result: UpdateResult,
     images: UpdateImages,
     held_out: HeldOutImages,
+    adapted: bool,
     integer_labels: bool,
 ) -> State:
-    """The state after the update, with the calibration and the history of the earlier state."""
-    new_counts = images.training_counts if result.report["trained"] else {}
+    """The state after the update, with the calibration and the history of the earlier state.
+
+    ``adapted`` says whether the adapter stands for the classes of the update.
+    """
+    new_counts = images.training_counts if adapted else {}
     return dataclasses.replace(
         state,
         id=new_id(),
@@ -308,7 +320,8 @@ def _copy_to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
 class UpdateViews:
     """Views of the images of an update: the whole image (view 0) and random crops.
 
-    Features are computed in the precision of the training.
+    Features are computed in the precision of the training; with FP8, and with networks that take no adapter, in full
+    precision.
 
     Attributes:
         vit: the network to train with.
@@ -326,7 +339,7 @@ class UpdateViews:
         options: MergingOptions,
         seed: int,
         training: tuple[FrozenViT, Runtime],
-        trains: bool,
+        may_train: bool,
     ):
         assert batch.labels is not None
         self.vit, self.runtime = training
@@ -342,7 +355,7 @@ class UpdateViews:
         size = len(batch), len(set(batch.labels))
         self.num_views = options.num_views(*size)
         self.fixed: FixedViews | None = None
-        if trains and options.training_views:
+        if may_train and options.training_views:
             crops = [
                 engine.sample_crops(batch.labels, seed, view, options.crop_scale)
                 for view in range(1, options.num_fixed_views(*size))
@@ -355,6 +368,10 @@ class UpdateViews:
                 options.crop_scale,
                 self._adapters,
             )
+
+    def discard_fixed(self) -> None:
+        """Free the tokens of the fixed views, which only an update that trains needs."""
+        self.fixed = None
 
     def features(self, view: int, adapter: MergedAdapter) -> Tensor:
         """Features of a view of all images, ``[N, width]``, on the CPU."""
@@ -380,4 +397,4 @@ class UpdateViews:
         if self.fixed is not None:
             return self.fixed.features(view, adapters).cpu()
         crops = self._engine.sample_crops(self._labels, self._seed, view) if view else None
-        return self._engine.features(self._pixels, adapters, crops, network=self._network)
+        return self._engine.features(self._pixels, adapters, crops, self.runtime.progress, self._network)

@@ -26,7 +26,7 @@ from onea.locks import file_lock
 MANIFEST, STATES, LOCK = MODEL_FILE, "states", "lock"
 CARD, PICTURE = "README.md", "history.png"
 STATE, TENSORS = "state.json", "state.safetensors"
-FORMAT = 5  # of model.json and state.json
+FORMAT = 6  # of model.json and state.json
 LAST_VERSION = 999_999  # names of versions have six digits
 _VERSION = "[0-9]" * 6
 # Glob patterns of the files that a model needs.

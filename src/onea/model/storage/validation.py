@@ -115,6 +115,7 @@ class _Learn(_Update):
     few_photos: _Number
     fewest: dict[str, int]
     trained: bool
+    distinguished: bool
     relabelled_background: _Number
     seconds: float
 
