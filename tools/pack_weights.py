@@ -48,7 +48,7 @@ GROUP = 32  # columns
 
 
 def quantise(tensors: Mapping[str, Tensor], group: int = GROUP, keep: Sequence[str] = ()) -> Tensors:
-    """These tensors with matrices and convolutions in int8, others and positions in float16.
+    """These tensors with matrices and convolutions in int8, kept ones and positions in float16, all others unchanged.
 
     >>> quantise({"a.weight": torch.tensor([[0.5, -0.5]]), "a.bias": torch.ones(1)})["a.weight"].tolist()
     [[127, -127]]

@@ -6,7 +6,7 @@
 FOLDER holds ``train/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. In each trial 20 photos get a wrong
 label: of any class (``random``), of a class of the same update in grocery-arrivals.json (``kind``), or, in groups of
 four similar photos, of any class (``series``). The result is the fraction of them among the first 40 photos that a
-check reports. The features are computed once, with the frozen network ``fast``. The rule was chosen on seeds 0 to 4,
+check reports. The features are computed once, with the frozen bundled network. The rule was chosen on seeds 0 to 4,
 and its number of series after seeds 5 to 9; the other seeds test it.
 """
 

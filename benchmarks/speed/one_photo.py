@@ -34,31 +34,43 @@ model, photos = OneA(**json.loads(sys.argv[3])), Path(sys.argv[1])
 model.learn(photos).save(sys.argv[2] + ".onea")
 export(model.snapshot(), "onnx", Path(sys.argv[2] + ".onnx"), preprocess=False, precision="int8", check=photos)
 """
-ANSWER = """
+TIMING = """
 import json, statistics, sys, time
-import numpy as np, onnxruntime
-import onea
-model = onea.load(sys.argv[1] + ".onea")
-session = onnxruntime.InferenceSession(sys.argv[1] + ".onnx")
-image = session.get_inputs()[0]
-square = np.zeros([1, *image.shape[1:]], np.float32)
-def median(action):
+def milliseconds(action):
     times = []
     for _ in range(50):
         started = time.perf_counter()
         action()
         times.append(time.perf_counter() - started)
     return 1000 * statistics.median(times[10:])
-answers = lambda: model.predict([sys.argv[2]]), lambda: session.run(None, {image.name: square})
-print(json.dumps([median(answer) for answer in answers]))
 """
+PREDICT = (
+    TIMING
+    + """
+import onea
+model = onea.load(sys.argv[1] + ".onea")
+print(milliseconds(lambda: model.predict([sys.argv[2]])))
+"""
+)
+INT8 = (
+    TIMING
+    + """
+import numpy as np
+from onea.vit.onnx import onnx_runtime
+session = onnx_runtime().InferenceSession(sys.argv[1] + ".onnx")
+image = session.get_inputs()[0]
+square = np.zeros([1, *image.shape[1:]], np.float32)
+print(milliseconds(lambda: session.run(None, {image.name: square})))
+"""
+)
 
 
 def python(root: Path, program: str, *arguments: object) -> str:
     """The last line that a program prints with the code in a folder."""
     words = [sys.executable, "-c", program, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    printed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    return printed.strip().rpartition("\n")[2]
 
 
 def main() -> None:
@@ -80,7 +92,8 @@ def main() -> None:
         rows: dict[str, list[list[float]]] = {name: [] for name, _, _ in sides}
         for _ in range(arguments.turns):
             for name, root, _ in sides:
-                rows[name].append(json.loads(python(root, ANSWER, place / name, photo).splitlines()[-1]))
+                printed = python(root, PREDICT, place / name, photo), python(ROOT, INT8, place / name)
+                rows[name].append([float(milliseconds) for milliseconds in printed])
     table = csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(("side", "turn", "predict_ms", "int8_ms"))
     for name, turns in rows.items():

@@ -34,7 +34,7 @@ _TITLES = {
     ("2-epochs", "0.2"): "2 epochs, rate 0.2",
     ("auto", "0.05"): "3 epochs, rate 0.05",
     ("auto", "0.2"): "3 epochs, rate 0.2",
-    ("quarter", "0.1"): "3 epochs, a quarter of the patches",
+    ("quarter", "0.1"): "3 epochs, a quarter of the patches kept",
     ("last-4", "0.1"): "3 epochs, last 4 blocks",
     ("thorough", "0.1"): "all blocks, all patches, 8 epochs",
 }
@@ -68,7 +68,7 @@ def presets() -> str:
     rows = []
     for preset, trains in (
         ("fast", "nothing; one pass per photo"),
-        ("auto", "adapters in the upper 7 of 12 blocks, on half of the patches, for two epochs"),
+        ("auto", "adapters in the upper 7 of 12 blocks, on half of the patches, for up to three epochs"),
         ("accurate", "as `auto`"),
     ):
         accuracy = point("frozen" if preset == "fast" else "auto", SIZES[preset])
@@ -107,7 +107,7 @@ def trials(updates: str, size: str) -> str:
 
 
 def clip() -> str:
-    """CLIP ViT-B/16 beside the embedded network at 224 pixels, on split 0."""
+    """CLIP ViT-B/16 beside the bundled network at 224 pixels, on split 0."""
     rows = []
     for title, file in (("DINOv2 ViT-S/14", FRONTIER), ("CLIP ViT-B/16", CLIP)):
         for training, preset in TRAININGS.items():

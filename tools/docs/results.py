@@ -197,8 +197,12 @@ def stored_megabytes(method_runs: Runs) -> str:
 
 
 def seeds(method: str) -> str:
-    """The number of seeds of a method, the minimum over both datasets."""
-    return _COUNTS[min(len(runs(data)[method].seeds) if method in runs(data) else 0 for data in DATA)]
+    """The number of seeds of a method, for each dataset if they differ."""
+    methods = {title: runs(data).get(method) for data, title in DATA.items()}
+    counts = {title: _COUNTS[len(known.seeds) if known else 0] for title, known in methods.items()}
+    if len(set(counts.values())) == 1:
+        return next(iter(counts.values()))
+    return " and ".join(f"{count} on {title}" for title, count in counts.items())
 
 
 def network() -> str:
