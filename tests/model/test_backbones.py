@@ -23,11 +23,13 @@ from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.export import export
 from onea.model.storage.card import card
-from onea.research.catalogue import STRONG_NETWORKS
+from onea.research.catalogue import BUNDLED_GIGAFLOPS, STRONG_NETWORKS
 from onea.research.record import read_record
 from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.evaluation import count_flops
 from onea.research.runs.runner import run
 from onea.research.runs.setup import _geometry
+from onea.vit.backbones import load_backbone
 from onea.vit.network_config import NetworkConfig
 from onea.vit.weight_files import build_untrained, timm_config
 
@@ -211,9 +213,22 @@ def test_the_command_lists_backbones(onea):
 
 
 @pytest.mark.parametrize("name", STRONG_NETWORKS)
-def test_the_sizes_of_downloads_are_those_of_the_weights(name):
-    weights = sum(weight.numel() for weight in build_untrained(name, timm_config(name)).parameters())
-    assert STRONG_NETWORKS[name] == pytest.approx(4 * weights / 1e6, rel=0.01)
+def test_the_size_and_the_operations_of_a_strong_network_are_those_of_its_weights(name):
+    network = build_untrained(name, timm_config(name))
+    weights = sum(weight.numel() for weight in network.parameters())
+    assert STRONG_NETWORKS[name].megabytes == pytest.approx(4 * weights / 1e6, rel=0.01)
+    assert STRONG_NETWORKS[name].gigaflops == pytest.approx(gigaflops(network), rel=0.01)
+
+
+def test_the_operations_of_the_bundled_network():
+    assert gigaflops(load_backbone().vit) == pytest.approx(BUNDLED_GIGAFLOPS, rel=0.01)
+
+
+def gigaflops(network: torch.nn.Module) -> float:
+    """Operations of timm's own forward pass of one image, in billions, counted without computing."""
+    pixels = torch.empty(1, 3, *network.patch_embed.img_size, device="meta")
+    network = network.eval().requires_grad_(False).to("meta")
+    return count_flops(lambda: network(pixels)) / 1e9
 
 
 def test_a_saved_model_whose_backbone_has_no_configuration_loads(tiny_vit, tiny_images, tmp_path):

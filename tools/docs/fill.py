@@ -37,7 +37,7 @@ from onea.research.record import write_record
 
 LOG = ROOT / "research/README.md"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "README.md", LOG)
-WRITTEN = re.compile(r"<!-- written: ([^>]+) -->(\n?)(.*?)(\n?)<!-- end -->", re.S)
+WRITTEN = re.compile(r"<!-- written: ([^>]+) -->(\n?)(.*?)\n?<!-- end -->", re.S)
 GENERATED = re.compile(r"^<!-- generated: ([^>]+) -->$", re.M)
 CACHE = ROOT / "build/results"
 COMMITTED = (".csv", ".gz", ".md")  # suffixes of committed files in docs/results
@@ -81,7 +81,7 @@ def content(words: str, functions: Mapping[str, Callable[..., str]] = CONTENT) -
 def updated(text: str) -> str:
     """A page with the current content of its placeholders."""
     return WRITTEN.sub(
-        lambda match: f"<!-- written: {match[1]} -->{match[2]}{content(match[1])}{match[4]}<!-- end -->", text
+        lambda match: f"<!-- written: {match[1]} -->{match[2]}{content(match[1])}{match[2]}<!-- end -->", text
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from onea.errors import OneaError
 from onea.research.methods.aper import layer_without_ssf
@@ -14,14 +15,24 @@ from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]
 
-# Strong networks in timm, and the megabytes that are downloaded on first use.
+
+@dataclass(frozen=True)
+class StrongNetwork:
+    """A network in timm: megabytes that are downloaded on first use, and operations of one forward pass in billions."""
+
+    megabytes: int
+    gigaflops: float
+
+
 STRONG_NETWORKS = {
-    "vit_base_patch14_dinov2.lvd142m": 346,
-    "vit_small_patch16_dinov3.lvd1689m": 86,
-    "vit_base_patch16_dinov3.lvd1689m": 343,
-    "vit_base_patch16_siglip_224.v2_webli": 372,
-    "vit_pe_core_base_patch16_224.fb": 372,
+    "vit_base_patch14_dinov2.lvd142m": StrongNetwork(346, 303.1),
+    "vit_small_patch16_dinov3.lvd1689m": StrongNetwork(86, 12.49),
+    "vit_base_patch16_dinov3.lvd1689m": StrongNetwork(343, 47.15),
+    "vit_base_patch16_siglip_224.v2_webli": StrongNetwork(372, 35.42),
+    "vit_pe_core_base_patch16_224.fb": StrongNetwork(372, 35.60),
+    "vit_base_patch16_clip_quickgelu_224.openai": StrongNetwork(345, 35.13),
 }
+BUNDLED_GIGAFLOPS = 6.61  # at its default image size
 
 
 def describe_backbone(name: str) -> Iterator[Row]:
@@ -53,9 +64,10 @@ def list_backbones(pattern: str) -> Iterator[Row]:
 
     if not pattern:
         yield BUNDLED, f"included in onea; {IMAGE_SIZE} pixels by default; {BUNDLED_LICENCE}"
-        for name, megabytes in STRONG_NETWORKS.items():
+        for name, network in STRONG_NETWORKS.items():
             config = get_pretrained_cfg(name)
-            yield name, f"download of {megabytes} MB; {config.input_size[-1]} pixels; {config.license}"
+            times = f"{network.gigaflops / BUNDLED_GIGAFLOPS:.0f} times the operations of the bundled one"
+            yield name, f"download of {network.megabytes} MB; {config.input_size[-1]} pixels; {times}; {config.license}"
         count = len(timm.list_pretrained())
         yield (
             "ARCHITECTURE.TAG",
