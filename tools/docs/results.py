@@ -202,7 +202,7 @@ def seeds(method: str) -> str:
     counts = {title: _COUNTS[len(known.seeds) if known else 0] for title, known in methods.items()}
     if len(set(counts.values())) == 1:
         return next(iter(counts.values()))
-    return " and ".join(f"{count} on {title}" for title, count in counts.items())
+    return " and ".join(f"{count} on {title.partition(',')[0]}" for title, count in counts.items())
 
 
 def network() -> str:
