@@ -76,8 +76,9 @@ def presets() -> str:
     ):
         accuracy = point("frozen" if preset == "fast" else "auto", SIZES[preset])
         shown = NOT_MEASURED if accuracy is None else f"{accuracy:.1f}"
-        rows.append((f"`{preset}`", trains, f"{SIZES[preset]} px", teaching_seconds(preset), shown))
-    return table(("preset", "what it trains", "images", "seconds", "accuracy, %"), rows, words=2)
+        seconds = (teaching_seconds(preset, precision) for precision in ("auto", "fp32"))
+        rows.append((f"`{preset}`", trains, f"{SIZES[preset]} px", *seconds, shown))
+    return table(("preset", "what it trains", "images", "seconds, bf16", "seconds, fp32", "accuracy, %"), rows, words=2)
 
 
 def by_size() -> str:
@@ -93,6 +94,23 @@ def by_size() -> str:
             name = "nothing trained" if preset == "fast" else f"`{preset}`"
             rows.append((f"**{name}, {title}**" if data is None else f"{name}, {title}", *cells))
     return table(("accuracy, %", *(f"{size} px" for size in sizes())), rows, words=1)
+
+
+def few_and_many() -> str:
+    """Accuracy by image size with 20 photos of a class and with all: mean over sets, on split 0, small sizes included."""
+    found = sorted({int(line["image_size"]) for line in lines(TRIALS) if line["photos"] == "0"})
+    rows = []
+    for title, photos, training in (
+        ("nothing trained, 20 photos of a class", PHOTOS, "frozen"),
+        ("nothing trained, all photos", "0", "frozen"),
+        ("`auto`, 20 photos of a class", PHOTOS, "2-epochs"),
+    ):
+        where = {"photos": photos, "updates": "1", "split": "0", "training": training}
+        if training != "frozen":
+            where["learning_rate"] = "0.1"
+        means = (fmean(accuracies(TRIALS, **where, image_size=str(size)).values()) for size in found)
+        rows.append((title, *(f"{mean:.1f}" for mean in means)))
+    return table(("mean accuracy, %", *(f"{size} px" for size in found)), rows, words=1)
 
 
 def trials(updates: str, size: str) -> str:
@@ -208,6 +226,7 @@ def _ticks(canvas: Canvas, x: Any, places: Sequence[float], timed: bool, corner:
 TABLES: Mapping[str, Callable[..., str]] = {
     "presets": presets,
     "frontier": by_size,
+    "few-and-many": few_and_many,
     "trials": trials,
     "clip": clip,
     "strong-networks": strong_networks,
