@@ -21,7 +21,7 @@ from onea.vit.network_config import BUNDLED, BUNDLED_LICENCE, IMAGE_SIZE
 FRONTIER = "models/frontier-nvidia-h200.csv"
 CLIP = "models/frontier-clip-nvidia-h200.csv"
 CLIP_NETWORK = "vit_base_patch16_clip_quickgelu_224.openai"
-TRIALS = "models/training-trials-nvidia-h200.csv"
+TRIALS = "models/frontier-trials-nvidia-h200.csv"
 SETS = {"grocery": "Grocery", "cub200": "CUB-200", "cifar100": "CIFAR-100"}
 TRAININGS = {"frozen": "fast", "auto": "auto"}
 """Trainings of the file, and the presets that have them."""
