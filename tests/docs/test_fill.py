@@ -52,6 +52,12 @@ def test_every_placeholder_is_closed_and_names_a_function() -> None:
         assert {*names} <= fill.CONTENT.keys()
 
 
+@pytest.mark.parametrize("page", WITH, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_number_was_measured(page: Path) -> None:
+    without = [mark[1] for mark in fill.WRITTEN.finditer(page.read_text("utf-8")) if measured.NOT_MEASURED in mark[3]]
+    assert not without
+
+
 @pytest.fixture
 def _no_caches() -> Iterator[None]:
     yield

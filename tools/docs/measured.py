@@ -16,6 +16,8 @@ from onea.vit.network_config import ACCURATE_IMAGE_SIZE, IMAGE_SIZE
 
 BENCHMARKS = ROOT / "benchmarks"
 GPU = "speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
+CPU = "speed/bench-amd-epyc-2-vit_small_patch14_dinov2.csv"
+EXPORT = "speed/bench-amd-epyc-2-vit_small_patch14_dinov2-export.csv"
 NOT_MEASURED = "not measured"
 
 
@@ -52,6 +54,9 @@ ON_GPU = (
 )
 
 
+ON_CPU = (Rate("training, images/s", "training", "batch 32", "images/s"), *_INFERENCE)
+
+
 def bench(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
     """A value from a file of `onea bench`; None if it was not measured."""
     key = (measure, setting, unit, column)
@@ -82,6 +87,18 @@ def _format(value: float | None, unit: str) -> str:
     if unit == "MB":
         return f"{value / 1000:.1f}"  # printed as GB
     return f"{value:.1f}" if unit == "ms" and value < 20 else f"{value:,.0f}"
+
+
+def export() -> str:
+    """Speed-up of exported files over PyTorch in fp32."""
+    rows = []
+    for column in ("PyTorch bf16", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO"):
+        cells = [column]
+        for setting in ("batch 1", "batch 32"):
+            plain, other = (bench(EXPORT, "inference", setting, "ms", name) for name in ("PyTorch fp32", column))
+            cells.append(f"{plain / other:.1f}x" if plain and other else "")
+        rows.append(cells)
+    return table(("", "one image", "batch 32"), [row for row in rows if any(row[1:])], words=1)
 
 
 def one_photo() -> str:
@@ -154,28 +171,29 @@ TAUGHT = (
     ("accurate", "at-once", "81 groceries, all at once, `accurate`"),
     ("accurate", "stream", "81 groceries, 15 updates, `accurate`"),
 )
-GROCERY = "models/grocery-nvidia-h200.jsonl"
+GROCERY = {"one H200": "models/grocery-nvidia-h200.jsonl", "two CPU cores": "models/grocery-amd-epyc-2.jsonl"}
 
 
-def grocery_runs(preset: str, way: str) -> list[dict[str, Any]]:
+def grocery_runs(preset: str, way: str, hardware: str = "one H200") -> list[dict[str, Any]]:
     """The last steps of runs on test photos with the image size of the preset."""
     chosen = (
         line
-        for line in lines(GROCERY)
+        for line in lines(GROCERY[hardware])
         if line["looked_at"] == "test" and line["params"].keys() <= {"preset", "seed"} and way in line
     )
     return [line[way]["steps"][-1] for line in chosen if line["params"].get("preset", "auto") == preset]
 
 
 def models() -> str:
-    """Accuracy of models: mean and range over seeds."""
+    """Accuracy of models: mean and range over seeds, on each hardware."""
     rows = []
     for preset, way, title in TAUGHT:
-        if steps := grocery_runs(preset, way):
-            values = [step["accuracy"] for step in steps]
-            span = f"{min(values):.1f} to {max(values):.1f}"
-            rows.append((title, f"{fmean(values):.1f}", span, str(len(values))))
-    return table(("test photos, accuracy in %", "mean", "lowest to highest", "n"), rows, words=1)
+        for hardware in GROCERY:
+            if steps := grocery_runs(preset, way, hardware):
+                values = [step["accuracy"] for step in steps]
+                span = f"{min(values):.1f} to {max(values):.1f}"
+                rows.append((title, hardware, f"{fmean(values):.1f}", span, str(len(values))))
+    return table(("test photos, accuracy in %", "on", "mean", "lowest to highest", "n"), rows, words=2)
 
 
 def taught(preset: str, way: str) -> str:
@@ -316,6 +334,8 @@ NUMBERS: dict[str, Callable[..., str]] = {
 TABLES: dict[str, Callable[..., str]] = {
     "demo": demo,
     "speed-gpu": lambda: speed(GPU, ON_GPU, "bf16 compiled"),
+    "speed-cpu": lambda: speed(CPU, ON_CPU, "bf16"),
+    "speed-export": export,
     "one-photo": one_photo,
     "gpu-turns": turns,
     "expect-models": models,
