@@ -89,8 +89,8 @@ class Engine:
 
     def adapters(self, state: State) -> Adapters:
         """The adapter of a state as a module on the engine's device, for inference."""
-        if self.vit.no_hooks_reason and not state.adapter:
-            return Adapters(0, self.vit.width, 1, generator=torch.Generator())
+        if not state.options["train"]:
+            return Adapters.none(self.vit.depth, self.vit.width)
         return self.adapters_from(state.adapter, float(state.options["scale"]))
 
     def adapters_from(self, tensors: Tensors, scale: float) -> Adapters:

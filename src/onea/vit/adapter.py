@@ -90,10 +90,15 @@ class Adapters(nn.Module, BlockHooks):
         adapters.load_state_dict(dict(tensors))
         return adapters.eval().requires_grad_(False)
 
+    @classmethod
+    def none(cls, depth: int, width: int) -> Adapters:
+        """No adapter in any block of a network."""
+        return cls(depth, width, 1, generator=torch.Generator(), first_block=depth)
+
     @property
     def empty(self) -> bool:
-        """Whether the network has no blocks, so that there are no adapters."""
-        return not len(self.blocks)
+        """Whether no block has an adapter."""
+        return self.first_block == len(self.blocks)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -43,7 +43,7 @@ _GATE_FIELDS = ("base", "align_share", "gate_min", "gate_max")  # of the report 
 
 
 def initial_state(engine: Engine, options: MergingOptions, readout: str) -> State:
-    """The state of a model without classes, with an adapter that does not change the output of the network."""
+    """The state of a model without classes; an adapter, if it trains one, does not change the output of the network."""
     if engine.vit.no_hooks_reason:  # a network whose blocks take no adapter
         options = dataclasses.replace(options, train=False, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
     return State(
@@ -52,7 +52,7 @@ def initial_state(engine: Engine, options: MergingOptions, readout: str) -> Stat
         preprocess=engine.preprocess_values,
         options=dataclasses.asdict(options),
         classes=(),
-        adapter=_copy_to_cpu(initial_adapters(engine.vit, options, seed=0).state_dict()),
+        adapter=_copy_to_cpu(initial_adapters(engine.vit, options, seed=0).state_dict()) if options.train else {},
         adapter_images={},
         statistics=empty_statistics(readout, engine.vit.width),
         readout=readout,
