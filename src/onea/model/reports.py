@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports on updates, photos and networks, as lines for the terminal and the web page of the service."""
+"""Reports on updates and photos, as lines for the terminal and the web page of the service."""
 
 from __future__ import annotations
 
