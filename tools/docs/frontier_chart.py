@@ -97,7 +97,7 @@ def by_size() -> str:
 
 
 def few_and_many() -> str:
-    """Accuracy by image size with 20 photos of a class and with all: mean over sets, on split 0, small sizes included."""
+    """Accuracy by image size, small ones included, with 20 photos of a class and with all: mean over sets, split 0."""
     found = sorted({int(line["image_size"]) for line in lines(TRIALS) if line["photos"] == "0"})
     rows = []
     for title, photos, training in (

@@ -109,7 +109,7 @@ def _synthetic_images(classes: int, per_class: int, preprocess: Preprocess, runt
 
 
 def bench_backbone(name: str) -> FrozenViT:
-    """A bundled backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
+    """The bundled backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
 
     ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, has random weights with a fixed seed.
     """
