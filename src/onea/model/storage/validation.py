@@ -332,7 +332,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         expected |= {"held_out_rows": ("I64", (held_out,)), "held_out_fingerprints": ("I64", (held_out, WORDS))}
     if (factors := empty_statistics(state["readout"], width).factors) is not None:
         expected |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
-    for block in _adapter_blocks(declared, (len(declared) - len(expected)) // 4, options.adapted_blocks):
+    count = (len(declared) - len(expected)) // 4
+    for block in _adapter_blocks(declared, count, options.adapted_blocks) if options.train else ():
         expected |= {
             f"adapter.blocks.{block}.down.weight": ("F32", (options.rank, width)),
             f"adapter.blocks.{block}.down.bias": ("F32", (options.rank,)),
