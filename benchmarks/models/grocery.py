@@ -31,8 +31,8 @@ from onea.model.learning.series import MAX_GROUPS, groups_by_class
 from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
+from onea.model.progress_bar import LearningBar
 from onea.openset import rejection_rate
-from onea.research.cli.display import RunDisplay
 from onea.vit.network_config import BUNDLED
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
@@ -103,8 +103,8 @@ def teach(
     steps, known = [], []
     for update in updates:
         started = time.perf_counter()
-        with RunDisplay(title=update["name"]) as display:
-            model.learn(*labelled(train, update["classes"]), name=update["name"], progress=display)
+        with LearningBar() as bar:
+            model.learn(*labelled(train, update["classes"]), name=update["name"], progress=bar)
         seconds = time.perf_counter() - started
         known += update["classes"]
         step = {
