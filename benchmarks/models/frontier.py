@@ -28,7 +28,7 @@ from grocery import hold_out_groups, labelled, photos
 from onea.data.dataset import natural_key
 from onea.model.engine import Engine
 from onea.model.learning.images import DecodedImages, read_labelled
-from onea.model.learning.update import initial_state, learn
+from onea.model.learning.update import UpdateSettings, initial_state, learn
 from onea.model.parameters import choose_options
 from onea.model.state import State
 from onea.research.streams import make_stream
@@ -145,7 +145,7 @@ def taught_state(engine: Engine, batch: DecodedImages, trial: Trial) -> State:
     options = choose_options(preset, changes | rate, engine.vit)
     state = initial_state(engine, options, READOUT)
     for version, part in enumerate(split_classes(batch, trial.updates, trial.split), 1):
-        state = learn(engine, state, part, version=version, seed=trial.split)[0]
+        state = learn(engine, state, part, version=version, settings=UpdateSettings(seed=trial.split))[0]
     return state
 
 

@@ -89,6 +89,7 @@ def base(tiny_run, tiny_vit, tiny_images, tmp_path_factory) -> dict[str, list[st
         "classes": [nowhere],
         "tour": ["--out", nowhere],
         "check": [nowhere, nowhere],
+        "refresh": [nowhere, nowhere],
     }
 
 

@@ -27,6 +27,7 @@ SETTINGS = ("ONEA_", "XDG_", "ORT_", "MPL", "HF_", "TORCH", "TRITON")  # where c
 PHOTOS = (
     "teach shop.onea {images}/train --backbone {vit}",
     "teach shop.onea --background {images}/test/class00",
+    "refresh shop.onea {images}/train",
     "predict shop.onea {images}/test",
     "evaluate shop.onea {images}/test",
     "check shop.onea {images}/train",

@@ -9,11 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.methods import prepared
 from support.models import all_blocks_model
 
+from onea.classifiers import make_classifier
+from onea.classifiers.statistics import ClassStatistics
 from onea.data.image_storage import PackedImages
 from onea.learner.held_out import hold_out
+from onea.learner.local_head import class_weights
+from onea.learner.merged_adapter import MergedAdapter
 from onea.learner.tasks import Task
+from onea.learner.update import LearnerState, NewImages, learn_update, mean_errors
 from onea.model.learning import update as learning
 from onea.model.learning.images import read_labelled
 from onea.model.parameters import merging_options
@@ -101,3 +107,54 @@ def test_groups_of_one_image_are_held_out_like_ungrouped_images():
     members = torch.randperm(30, generator=torch.Generator().manual_seed(1))
     ungrouped, grouped = hold_out([members], 0.2), hold_out([members], 0.2, torch.arange(30))
     assert sorted(ungrouped.tolist()) == sorted(grouped.tolist())
+
+
+def test_images_that_are_at_hand_again_correct_the_mean_of_their_class():
+    """The drift of class 0 is a shift that the new class does not have; three of its images are seen again."""
+    generator = torch.Generator().manual_seed(0)
+    width, shift = 6, torch.full((6,), 3.0)
+    old = torch.randn(20, width, generator=generator)
+    statistics = ClassStatistics.empty(width, directions=2).add(old, torch.zeros(20, dtype=torch.int64)).pad_to(2)
+    new = torch.randn(40, width, generator=generator) * 5
+    before, labels = torch.cat([new, old[:3]]), torch.tensor([1] * 40 + [0] * 3)
+    after = torch.cat([new, old[:3] + shift])
+    adapters = [MergedAdapter({"weight": torch.tensor(float(number))}) for number in (0, 1)]
+
+    def learn(counted):
+        return learn_update(
+            LearnerState(adapters[0], {"plain": statistics}, {"held_out": old[:1, None]}, {"held_out": labels[-1:]}),
+            NewImages(
+                labels,
+                lambda view, adapter: before if adapter is adapters[0] else after,
+                torch.zeros(43, dtype=torch.bool),
+                counted=counted,
+            ),
+            lambda adapter: (adapters[1], {}),
+            kind="plain",
+            classifier=make_classifier("rgda"),
+            compensate_drift=True,
+        ).state
+
+    corrected = learn(torch.arange(43) < 40)
+    mean = corrected.statistics["plain"].means[0]
+    error = (mean - (old.mean(0) + shift)).norm() / shift.norm()
+    assert error < 0.4  # a quarter remains: three of four
+    assert corrected.statistics["plain"].counts.tolist() == [20, 40]
+    stored = corrected.features["held_out"][0, 0]
+    assert (stored - (old[0] + shift)).norm() / shift.norm() < 0.4
+
+
+def test_without_images_at_hand_again_the_map_alone_moves_the_means():
+    errors = torch.tensor([[2.0, 0.0], [4.0, 0.0], [1.0, 1.0]])
+    shifts = mean_errors(errors, torch.tensor([2, 2, 0]), 3)
+    assert torch.equal(shifts, torch.tensor([[0.5, 0.5], [0.0, 0.0], [2.0, 0.0]]))
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_weights_of_classes(balance, tiny_run):
+    """On average one per image; with 1 every class has the same sum, with 0 every image the same weight."""
+    task = dataclasses.replace(prepared(tiny_run).task(0), classes=range(2))
+    task = dataclasses.replace(task, rows=torch.arange(12), labels=torch.tensor([0] * 9 + [1] * 3))
+    weights = class_weights(task, balance)
+    assert float(weights[task.labels].mean()) == pytest.approx(1)
+    assert float(weights[1] / weights[0]) == pytest.approx(3**balance)

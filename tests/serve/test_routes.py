@@ -213,7 +213,7 @@ def test_updates_of_another_process_are_loaded(shop, tiny_images, tmp_path):
     with client_of(shop) as client:
         onea.load(shop).learn(photos(tiny_images, 4), ["plum"] * 6).save(shop)
         assert client.get("/classes").json()["count"] == 4
-        client.service.refresh()
+        client.service.reload()
         assert client.get("/classes").json()["count"] == 5
         report = job_end(client, client.post("/learn", content=class_zip(tiny_images, 5), headers=ZIP))
         assert report["version"] == 3
@@ -239,7 +239,7 @@ def known(client):
 
 def test_another_model_of_the_same_version_is_noticed(client, replaced):
     replaced()
-    client.service.refresh()
+    client.service.reload()
     assert known(client) == ["fig", "plum"]
     assert client.get("/classes").json()["version"] == 1
 
@@ -293,7 +293,7 @@ def test_every_answer_has_the_security_headers(client):
 def test_the_openapi_document_names_every_address(client):
     document = client.get("/openapi.json").json()
     expected = {"/predict", "/classes", "/history", "/learn", "/learn/{id}", "/learn/{id}/events", "/undo", "/healthz"}
-    assert expected | {"/background", "/check", "/metrics", "/forget", "/rename"} == set(document["paths"])
+    assert expected | {"/background", "/check", "/metrics", "/forget", "/rename", "/refresh"} == set(document["paths"])
     for path in ("/learn", "/background", "/undo", "/forget", "/rename"):
         assert document["paths"][path]["post"]["security"] == [{"HTTPBearer": []}]
     assert "ValidationError" not in json.dumps(document)

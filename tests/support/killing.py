@@ -213,7 +213,13 @@ class ModelKilling(Killing):
                 target.parent.mkdir(exist_ok=True)
                 target.symlink_to(self.images / "train" / name)
         fresh = [] if (self.folder / "model.json").exists() else ["--backbone", self.backbone, "--epochs", "2"]
-        command("teach", str(self.folder), str(day), *fresh, "--threads", "1", "--precision", "fp32")
+        memory = ["--memory", "3"] if self.with_copies else []
+        command("teach", str(self.folder), str(day), *fresh, *memory, "--threads", "1", "--precision", "fp32")
+
+    @property
+    def with_copies(self) -> bool:
+        """Whether the model stores copies of photos."""
+        return self.case in ("teach with copies", "refresh", "forget copies everywhere")
 
     def run(self) -> None:
         """Run the command that is killed."""
@@ -221,13 +227,15 @@ class ModelKilling(Killing):
 
         if self.case == "first teach":
             self.teach("class00", "class01", "class02")
-        elif self.case == "later teach":
+        elif self.case in ("later teach", "teach with copies"):
             self.teach("class04", "class05")
+        elif self.case == "refresh":
+            command("refresh", str(self.folder), "--threads", "1", "--precision", "fp32")
         elif self.case == "rename":
             command("rename", str(self.folder), "class01", "one")
         elif self.case == "forget":
             command("forget", str(self.folder), "class01")
-        elif self.case == "forget everywhere":
+        elif self.case in ("forget everywhere", "forget copies everywhere"):
             command("forget", str(self.folder), "class01", "--everywhere")
         elif self.case == "undo":
             command("undo", str(self.folder))
@@ -274,8 +282,15 @@ class ModelKilling(Killing):
         versions = [f"{version:06d}" for version in folders.read_manifest(self.folder).versions.kept]
         assert sorted(entry.name for entry in (self.folder / "states").iterdir()) == versions, "versions were left over"
         names = {entry.name for entry in self.folder.iterdir()}
-        assert names == {"model.json", "states", "README.md", "history.png", "lock"}, f"left over: {sorted(names)}"
-        if self.case == "forget everywhere" and contents == after:
+        expected_names = {"model.json", "states", "README.md", "history.png", "lock"}
+        assert names == expected_names | ({"copies"} if self.with_copies else set()), f"left over: {sorted(names)}"
+        if self.with_copies:
+            folders.verify(self.folder)
+            states = [folders.read_state(self.folder, int(version)) for version in versions]
+            needed = {file.name for state in states for files in state.exemplars.values() for file in files}
+            left = {entry.name for entry in (self.folder / "copies").iterdir()}
+            assert left == needed, f"copies left over or lost: {sorted(left ^ needed)}"
+        if self.case.endswith("everywhere") and contents == after:
             files = (file for file in self.folder.rglob("*") if file.is_file())
             holding = [file.name for file in files if b"class01" in file.read_bytes()]
             assert not holding, f"the class is still in {holding}"

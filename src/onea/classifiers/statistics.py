@@ -166,6 +166,13 @@ class ClassStatistics:
             cut=None if self.cut is None else self.cut * float(torch.linalg.matrix_norm(drift_map, 2)) ** 2,
         )
 
+    def shift_means(self, shifts: Tensor) -> Self:
+        """The statistics with the mean of each class shifted by a row of ``[classes, width]``; covariances stay.
+
+        Statistics of normalised features stay unchanged.
+        """
+        return self if self.unit_length else replace(self, means=(to_float64(self.means) + to_float64(shifts)).float())
+
     def merge_classes(self, source: int, target: int) -> Self:
         """The statistics with the images of ``source`` added to ``target``; the row of ``source`` does not change."""
         added, before = self.counts[source].double(), self.counts[target].double()

@@ -26,6 +26,8 @@ def info(
     from rich.console import Console
 
     from onea.cli.display import print_info
+    from onea.model.exemplars import count_bytes, count_images
+    from onea.model.learning.memory_report import memory_lines
     from onea.model.reports import training_advice
     from onea.model.storage import folder as folders
 
@@ -40,7 +42,13 @@ def info(
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},
-        "remarks": training_advice(state),
+        "memory": {
+            "setting": manifest.params["memory"],
+            "copies": count_images(state.exemplars),
+            "classes": len(state.exemplars),
+            "bytes": count_bytes(state.exemplars),
+        },
+        "remarks": training_advice(state) + (memory_lines(state, manifest.params["memory"]) or ["No photo is stored."]),
     }
     if verify:
         facts["verified"] = folders.verify(model)

@@ -19,7 +19,7 @@ from onea.cli.admin import classes, forget, history, info, rename, undo
 from onea.cli.evaluate import check, evaluate
 from onea.cli.examples import EXAMPLES, START, epilog
 from onea.cli.merge import merge
-from onea.cli.model import export, predict, teach
+from onea.cli.model import export, predict, refresh, teach
 from onea.cli.serve import serve
 from onea.cli.tour import tour
 from onea.files import check_path
@@ -79,7 +79,9 @@ def _check_paths(values: Iterable[Any]) -> None:
 
 
 _research = importlib.import_module("onea.research.cli")
-_MODEL_COMMANDS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve, tour)
+_MODEL_COMMANDS = (
+    *(teach, predict, evaluate, check, refresh, info, classes, history, undo, forget, rename, export, serve, tour),
+)
 _ANY_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}  # for options of a method or an operator
 
 for panel, on_interrupt, commands in (

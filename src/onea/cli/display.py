@@ -17,6 +17,7 @@ from rich.text import Text
 
 from onea.data.file_checks import group_by_reason
 from onea.model.evaluation.check import ADVICE_BY_URGENCY, SHARES
+from onea.model.learning.memory_report import memory_hint, memory_lines
 from onea.model.reports import accuracy_lines, report_lines, training_advice
 from onea.presentation.tables import MISSING, Table, terminal, terminal_style
 from onea.text import plural, printable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from onea.model.evaluation.confusions import Mistakes
     from onea.model.evaluation.evaluation import Evaluation, Mistake
     from onea.model.evaluation.metrics import OpenSet, Quality
+    from onea.model.learning.refresh import RefreshReport
 
 _MAX_NAMED = 5  # classes on one line
 _MIN_PATH = 20  # characters of a path that are always shown
@@ -72,9 +74,26 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     lines += [f"left out {line}" for line in group_by_reason(model.last_report.skipped)]
     lines += report_lines(update, model.last_report)
     state = model.snapshot().state
-    lines += training_advice(state)
+    lines += training_advice(state) + memory_lines(state, model.memory)
+    if len(state.updates) == 1:
+        lines += memory_hint(state)
     lines.append(f"{path} now has {class_count(update['known'])} (version {model.version})")
     for line in lines:
+        print_line(console, line)
+
+
+# onea refresh
+
+
+def print_refreshed(console: Console, model: OneA, report: RefreshReport, path: Path, missing: Sequence[Path]) -> None:
+    """Print the result of a refresh: what was trained on, and the accuracy before and after."""
+    from onea.model.learning.refresh import refresh_lines
+
+    for folder in missing:
+        print_line(console, f"{folder} no longer exists and was left out")
+    for line in group_by_reason(model.last_report.skipped):
+        print_line(console, f"left out {line}")
+    for line in [*refresh_lines(report), f"{path} is at version {model.version}"]:
         print_line(console, line)
 
 

@@ -9,11 +9,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "teach": (
         "onea teach shop.onea photos/monday",
         "onea teach shop.onea photos/tuesday --name papaya",
+        "onea teach shop.onea photos/wednesday --memory 10",
         "onea teach shop.onea --background photos/background",
     ),
     "predict": ("onea predict shop.onea photo.jpg", "onea predict shop.onea new --json"),
     "evaluate": ("onea evaluate shop.onea photos/test", "onea evaluate shop.onea photos/test --wrong"),
     "check": ("onea check shop.onea", "onea check shop.onea photos/monday"),
+    "refresh": ("onea refresh shop.onea photos", "onea refresh shop.onea"),
     "info": ("onea info shop.onea",),
     "classes": ("onea classes shop.onea",),
     "history": ("onea history shop.onea",),

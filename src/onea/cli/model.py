@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea teach``, ``predict`` and ``export``."""
+"""``onea teach``, ``refresh``, ``predict`` and ``export``."""
 
 from __future__ import annotations
 
@@ -72,6 +72,30 @@ def teach(
             show_default="the model's setting, or 0.05",
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Small copies of photos to store for later trainings: a number for each class, 'pending' (those of "
+            "classes that no adapter was trained on, until the next training) or 0.",
+            show_default="the model's setting, or 0",
+        ),
+    ] = None,
+    memory_mb: Annotated[
+        int | None,
+        typer.Option(
+            help="Largest number of megabytes of all stored copies.", show_default="the model's setting, or 256"
+        ),
+    ] = None,
+    later: Annotated[
+        bool, typer.Option("--later", help="Train the adapter later, at another update or with `onea refresh`.")
+    ] = False,
+    remember_sources: Annotated[
+        bool,
+        typer.Option(
+            "--remember-sources",
+            help="Remember the folder for `onea refresh`, in a file that is never exported or uploaded.",
+        ),
+    ] = False,
     on_bad: OnBad = MachineOptions.on_bad,
     max_megapixels: MaxMegapixels = None,
     device: Device = MachineOptions.device,
@@ -90,6 +114,7 @@ def teach(
 
     from onea.cli.display import print_learned
     from onea.errors import OneaError
+    from onea.learner.memory import parse_memory
     from onea.model.progress_bar import LearningBar
     from onea.model.storage.teaching import teach_folder
 
@@ -97,7 +122,11 @@ def teach(
     source = background or folder
     if source is None or (folder and background):
         raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
+    if background and (later or remember_sources):
+        raise OneaError("--later and --remember-sources are for classes; leave them out with --background.")
     params: dict[str, Any] = {
+        "memory": None if memory is None else parse_memory(memory),
+        "memory_mb": memory_mb,
         "backbone": backbone,
         "image_size": image_size,
         "preset": preset,
@@ -108,8 +137,52 @@ def teach(
     params = {name: value for name, value in params.items() if value is not None}
     machine = {"device": device, "precision": precision, "threads": threads}
     with LearningBar() as bar:
-        taught = teach_folder(model, source, name, params, machine, on_bad, bar, background=background is not None)
+        taught = teach_folder(
+            model,
+            source,
+            name,
+            params,
+            machine,
+            on_bad,
+            bar,
+            background=background is not None,
+            later=later,
+            remember=remember_sources,
+        )
     print_learned(Console(), taught, model, time.perf_counter() - started)
+
+
+def refresh(
+    model: Model,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders with photos that were taught, searched recursively; by default those that "
+            "`onea teach --remember-sources` remembered.",
+            show_default=False,
+        ),
+    ] = None,
+    on_bad: OnBad = MachineOptions.on_bad,
+    max_megapixels: MaxMegapixels = None,
+    device: Device = MachineOptions.device,
+    precision: Precision = MachineOptions.precision,
+    threads: Threads = MachineOptions.threads,
+) -> None:
+    """Train a model once more on all photos at hand, without new ones, and keep the better version.
+
+    Photos that were taught are recognised, wherever they are. Stored copies (see `onea teach --memory`) take part.
+    """
+    from rich.console import Console
+
+    from onea.cli.display import print_refreshed
+    from onea.model.progress_bar import LearningBar
+    from onea.model.storage.teaching import refresh_folder
+
+    check_image_options(on_bad, max_megapixels)
+    machine = {"device": device, "precision": precision, "threads": threads}
+    with LearningBar() as bar:
+        refreshed, report, missing = refresh_folder(model, folders or [], machine, on_bad, bar)
+    print_refreshed(Console(), refreshed, report, model, missing)
 
 
 def predict(

@@ -52,6 +52,13 @@ def serve(
     grace: Annotated[
         float, typer.Option(help="Seconds allowed to finish requests and a training job after Ctrl-C or SIGTERM.")
     ] = Settings.grace,
+    idle_training: Annotated[
+        float,
+        typer.Option(
+            help="For models with memory: train this number of seconds after the last change, instead of within "
+            "updates; 0 trains within updates."
+        ),
+    ] = Settings.idle_training,
     on: Annotated[
         str,
         typer.Option(
@@ -88,7 +95,16 @@ def serve(
     )
     hosts, any_ip = allowed_hosts(host, allowed_host or [])
     settings = check_settings(
-        Settings(read_token(token_file), limits, batch_size, batch_wait / 1000, grace, hosts=hosts, any_ip=any_ip)
+        Settings(
+            read_token(token_file),
+            limits,
+            batch_size,
+            batch_wait / 1000,
+            grace,
+            idle_training=idle_training,
+            hosts=hosts,
+            any_ip=any_ip,
+        )
     )
     machine = {"backbone": backbone, "device": device, "threads": threads, "unknown": unknown}
     if kind == "ray":

@@ -15,6 +15,7 @@ from onea.learner.fixed_views import FixedViews
 from onea.learner.local_head import (
     EarlyStopping,
     Network,
+    class_weights,
     contrastive_weight,
     local_accuracy,
     local_head,
@@ -25,7 +26,7 @@ from onea.learner.optimisation import Batches, BatchSampler
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.runtime import Runtime
-from onea.schema import BelowOne, Range
+from onea.schema import BelowOne, Range, ZeroToOne
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.batching import num_kept_patches, sample_patches
@@ -60,6 +61,8 @@ class AdapterTraining(AdapterOptions):
             ``guard``); 0 never stops early (the paper).
         patch_drop_rate: share of the patches of each image that a training step drops at random; class token and
             registers are kept. Statistics and predictions use all patches. 0 drops none (the paper).
+        balance: exponent of the weight of a class of ``n`` images in the loss, ``n^-balance``; 0 weights all images the
+            same (the paper), 1 all classes.
         freeze_at: fraction of a task's epochs after which only the adapters of the last ``adapter_blocks`` blocks are
             trained, on ``cached_views`` and with ``patch_drop_rate``. Before that, those of all blocks are trained,
             on new crops with all patches and without early stopping. 0 is off.
@@ -81,6 +84,7 @@ class AdapterTraining(AdapterOptions):
     cached_views: Annotated[int, Range(ge=0, le=100)] = 4
     patience: Annotated[int, Range(ge=0)] = 0
     patch_drop_rate: BelowOne = 0.0
+    balance: ZeroToOne = 0.0
     freeze_at: BelowOne = 0.0
 
     def __post_init__(self) -> None:
@@ -190,6 +194,7 @@ def train_adapter(
         runtime=runtime,
         contrastive_weight=weight,
         margin=options.margin,
+        class_weights=class_weights(task, options.balance) if options.balance else None,
     )
     network: Network = vit
     batches: Batches | None = None

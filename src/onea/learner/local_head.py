@@ -78,6 +78,13 @@ def contrastive_weight(classes: int, smallest: float = 0.01, largest: float = 0.
     return smallest + (largest - smallest) * math.exp(-decay * (classes - 1))
 
 
+def class_weights(task: Task, balance: float) -> Tensor:
+    """The weight of each class of a task in the loss, ``n^-balance`` for ``n`` images; on average one per image."""
+    counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).double()
+    weights = counts.clamp_min(1) ** -balance
+    return (weights * (counts.sum() / (weights * counts).sum())).float()
+
+
 def train_with_local_head(
     network: Network,
     hooks: BlockHooks,
@@ -94,6 +101,7 @@ def train_with_local_head(
     patch_sampler: BatchSampler | None = None,
     epochs: range | None = None,
     purpose: str = "",
+    class_weights: Tensor | None = None,
 ) -> list[float]:
     """Train hooks, which are a module, together with a local head; returns the mean loss of each epoch.
 
@@ -114,13 +122,16 @@ def train_with_local_head(
         patch_sampler: selects the patches of each image, if not all are used.
         epochs: see ``train``.
         purpose: see ``train``.
+        class_weights: weight of each class of the task in the cross-entropy; by default 1.
     """
     assert isinstance(hooks, nn.Module)
     weight = contrastive_weight
+    weights = None if class_weights is None else class_weights.to(runtime.device)
 
     def loss(images: Tensor, labels: Tensor, *sampled: Tensor) -> Tensor:
         features = runtime.processes.gather(network(images, hooks, *sampled), len(labels))
-        total = (1 - weight) * F.cross_entropy(head(features).float(), labels - task.classes.start)
+        local = labels - task.classes.start
+        total = (1 - weight) * _cross_entropy(head(features).float(), local, weights)
         return total + weight * contrastive_loss(features, labels, margin) if weight else total
 
     return train(
@@ -138,6 +149,13 @@ def train_with_local_head(
         epochs=epochs,
         purpose=purpose,
     )
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean over images, each weighted by its class; a weighted mean would undo the weights of a batch."""
+    if weights is None:
+        return F.cross_entropy(logits, labels)
+    return (F.cross_entropy(logits, labels, reduction="none") * weights[labels]).mean()
 
 
 @dataclass

@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from onea.learner.adapter_training import AdapterTraining, TrainedAdapter, initial_adapters, train_adapter
 from onea.learner.fixed_views import FixedViews
+from onea.learner.memory import Memory, parse_memory
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.merging import make_operator
 from onea.merging.operator import Operator, Sizes
 from onea.options import parse_pairs
 from onea.runtime import Runtime
-from onea.schema import BelowOne, ZeroToOne
+from onea.schema import BelowOne, Fraction, ZeroToOne
 from onea.tensors import Tensors, cast_like, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH
@@ -95,6 +96,10 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     def operator(self) -> Operator:
         """The operator that merges a new adapter into the merged one."""
 
+    def memory_and_trigger(self) -> tuple[Memory, float]:
+        """Which images of earlier tasks are kept, and the share of untrained classes that makes a training due."""
+        return 0, 1.0
+
     def num_fixed_views(self, images: int, classes: int) -> int:
         """The number of fixed views of each image of a task, for training and statistics."""
         return 1 if self.skip_crops(images, classes) else max(self.training_views, self.views)
@@ -105,7 +110,30 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
 
 
 @dataclass(frozen=True)
-class MergedAdapterOptions(MergingOptions):
+class MemoryOptions(MergingOptions, ABC):
+    """Options of a method that may keep images of earlier tasks.
+
+    Attributes:
+        memory: number of images of each class that are kept and take part in later trainings; or ``pending``: all
+            images of classes that no adapter was trained on, until the next training. 0 keeps none (the paper).
+        trigger: with memory, also train as soon as the classes that no adapter was trained on are this share of all
+            classes.
+    """
+
+    memory: str = "0"
+    trigger: Fraction = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_memory(self.memory)
+
+    def memory_and_trigger(self) -> tuple[Memory, float]:
+        """The parsed options."""
+        return parse_memory(self.memory), self.trigger
+
+
+@dataclass(frozen=True)
+class MergedAdapterOptions(MemoryOptions):
     """Options of the training and the merging operator.
 
     Attributes:

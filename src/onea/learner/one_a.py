@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from onea.learner.adapter_training import AdapterTraining, Start
-from onea.learner.merged_adapter import MergedAdapterOptions, MergingOptions
+from onea.learner.merged_adapter import MemoryOptions, MergedAdapterOptions
 from onea.merging.average import WeightedMean
 from onea.merging.one_a import OneAMerge, OneAMergeOptions
 from onea.merging.operator import Operator
@@ -34,7 +34,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class OneAOptions(OneAMergeOptions, MergingOptions):
+class OneAOptions(OneAMergeOptions, MemoryOptions):
     """Options of One-A: those of the training, and every part of the merge."""
 
     def operator(self) -> OneAMerge:

@@ -5,7 +5,8 @@ Given the state (the merged adapter ``A`` and statistics ``S`` of the classes) a
 
 1. **Train and merge**: train an adapter on the images that are not held out and merge it, ``A' = merge(A, train(X))``.
 2. **Compensate drift**: with features ``F = f(X; A)`` and ``F' = f(X; A')``, fit a linear map ``M`` with ``F M ~ F'``
-   and apply it to the statistics of earlier classes, whose images are not kept: ``S' = apply(M, S)``.
+   and apply it to the statistics of earlier classes: ``S' = apply(M, S)``. If some images of an earlier class are at
+   hand again, the error of the map on them corrects the mean of their class.
 3. **Check**: if accuracy on the held-out images drops significantly, reject the merge: ``A', S' = A, S``.
 4. **Add** the features ``f(X; A')`` to the statistics of their classes.
 
@@ -26,7 +27,7 @@ from onea.classifiers.drift import fit_drift_map
 from onea.classifiers.statistics import ClassStatistics
 from onea.learner.held_out import dropped_significantly, held_out_accuracy
 from onea.learner.merged_adapter import MergedAdapter
-from onea.tensors import round_to_bfloat16
+from onea.tensors import round_to_bfloat16, to_float64
 
 TrainAndMerge = Callable[[MergedAdapter], tuple[MergedAdapter, dict[str, Any]]]  # returns a report for JSON as well
 
@@ -38,12 +39,14 @@ class LearnerState:
     Attributes:
         adapter: the merged adapter.
         statistics: statistics of the features of each class, by kind; all classifiers of a kind share them.
-        features: stored features of some earlier images, ``[..., width]`` by name; their drift is compensated as well.
+        features: stored features of some earlier images, ``[N, ..., width]`` by name; their drift is compensated too.
+        feature_rows: the class of each image of ``features``, ``[N]`` by the same name, for those of known classes.
     """
 
     adapter: MergedAdapter
     statistics: Mapping[Hashable, Statistics]
     features: Mapping[str, Tensor] = field(default_factory=dict)
+    feature_rows: Mapping[str, Tensor] = field(default_factory=dict)
 
     def apply_drift_map(self, drift_map: Tensor) -> LearnerState:
         """The state with all features multiplied by a matrix ``[width, width]``."""
@@ -52,6 +55,21 @@ class LearnerState:
             name: round_to_bfloat16(value @ drift_map.float()) if len(value) else value
             for name, value in self.features.items()
         }
+        return replace(self, statistics=statistics, features=features)
+
+    def shift_means(self, shifts: Tensor) -> LearnerState:
+        """The state with the features of each class shifted, by a row of ``[classes, width]``."""
+        statistics = {
+            kind: old.shift_means(shifts.to(old.means.device)) if isinstance(old, ClassStatistics) else old
+            for kind, old in self.statistics.items()
+        }
+        features = dict(self.features)
+        for name, rows in self.feature_rows.items():
+            if len(rows):
+                of_image = shifts.to(features[name])[rows]
+                features[name] = round_to_bfloat16(
+                    features[name] + of_image.reshape(len(rows), *[1] * (features[name].dim() - 2), -1)
+                )
         return replace(self, statistics=statistics, features=features)
 
     def add(self, features: Tensor, labels: Tensor) -> LearnerState:
@@ -149,6 +167,17 @@ def learn_update(
     return UpdateResult(state.add(views[:, counted], images.labels[counted]), state, views, report)
 
 
+def mean_errors(errors: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The mean error of each class, shrunk towards zero: ``n / (n + 1)`` of the mean of ``n``, ``[classes, width]``.
+
+    >>> mean_errors(torch.tensor([[2.0], [4.0]]), torch.tensor([1, 1]), classes=2).tolist()
+    [[0.0], [2.0]]
+    """
+    labels = labels.to(errors.device)
+    total = torch.zeros(classes, errors.shape[1], dtype=errors.dtype, device=errors.device).index_add(0, labels, errors)
+    return total / (torch.bincount(labels, minlength=classes) + 1)[:, None]
+
+
 def _adapt(
     state: LearnerState,
     images: NewImages,
@@ -170,7 +199,12 @@ def _adapt(
         return new, after, report
 
     if compensate_drift:
-        new = new.apply_drift_map(fit_drift_map(before, after))
+        drift_map = fit_drift_map(before, after)
+        new = new.apply_drift_map(drift_map)
+        if images.counted is not None and not bool(images.counted.all()):
+            again = ~images.counted
+            errors = to_float64(after[again]) - to_float64(before[again]) @ drift_map
+            new = new.shift_means(mean_errors(errors, images.labels[again], state.statistics[kind].classes))
 
     if check:
         accuracy_before, accuracy_after = (

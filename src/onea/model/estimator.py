@@ -19,7 +19,8 @@ from onea.learner.merged_adapter import MergingOptions
 from onea.model.engine import Engine, locate_backbone
 from onea.model.learning.background import learn_background
 from onea.model.learning.images import read_labelled, read_unlabelled
-from onea.model.learning.update import initial_state, learn
+from onea.model.learning.refresh import RefreshReport, refresh
+from onea.model.learning.update import UpdateSettings, initial_state, learn
 from onea.model.learning.update_images import has_integer_labels
 from onea.model.names import check_integer_labels
 from onea.model.parameters import (
@@ -70,6 +71,8 @@ class OneA(VersionedModel, Parameters):
     (0, 1, (1,))
     >>> model.learn_background(rng.integers(0, 255, (4, 40, 40, 3), dtype=np.uint8)).version  # none of the classes
     5
+    >>> model.refresh(np.concatenate([dark, light])).photos  # train once more on photos that were taught
+    12
     >>> model.fit(light, ["light"] * 6).classes_.tolist(), model.fit_transform(dark, ["dark"] * 6).shape  # replaces all
     (['light'], (6, 384))
 
@@ -102,6 +105,10 @@ class OneA(VersionedModel, Parameters):
             None, that of the preset: 1 with ``fast``; with ``auto`` and ``accurate`` 2, or 1 in an update with 50 or
             more images per class on average. The paper has 1.
         follow_drift: whether the statistics of old classes are updated when the adapter changes (in the paper: no).
+        memory: the number of photos of each class that the model keeps as small copies for later trainings; ``pending``
+            keeps those of classes that no adapter was trained on, until the next training. 0 keeps none. With memory,
+            an update also trains if the classes that no adapter was trained on are a fifth of all.
+        memory_mb: the largest number of megabytes of all small copies; with more, fewer of each class are kept.
         mirror: whether training images may be flipped horizontally.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
             preset). Models have ``min_share=0.5``: an update trains the adapter if it has at least as many classes as
@@ -180,6 +187,7 @@ class OneA(VersionedModel, Parameters):
         labels: Any = None,
         *,
         name: str | None = None,
+        later: bool = False,
         progress: Progress | bool | None = None,
         on_bad: OnBad = "fail",
     ) -> OneA:
@@ -194,6 +202,7 @@ class OneA(VersionedModel, Parameters):
                 ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.
             labels: the class of each image, if ``images`` has none.
             name: name of the update in the history.
+            later: whether to train the adapter later, with ``refresh``; then the update takes seconds.
             progress: callbacks for the progress, or whether to show a progress bar; by default ``verbose``.
             on_bad: ``fail`` or ``skip`` images that cannot be read.
 
@@ -220,15 +229,50 @@ class OneA(VersionedModel, Parameters):
                 batch,
                 version=self._versions.next,
                 name=name,
-                held_out=self.held_out,
-                follow_drift=self.follow_drift,
-                seed=self.seed,
+                settings=UpdateSettings.from_params(self.get_params()),
+                later=later,
                 progress=reporter,
                 started=started,
             )
             self._commit(learned)
             self._last_report = report
         return self
+
+    def refresh(
+        self, images: Any = None, *, progress: Progress | bool | None = None, on_bad: OnBad = "fail"
+    ) -> RefreshReport:
+        """Train the adapter once more on all photos at hand: stored copies, and those of ``images`` that were taught.
+
+        After many small updates this makes a model more accurate. Photos are recognised by their fingerprints and need
+        no labels; photos that were never taught are not used. The new version is kept if its accuracy on the same
+        held-out photos is at least as high.
+
+        Args:
+            images: images as for ``predict``, such as a folder with all photos; None uses the stored copies alone.
+            progress: callbacks for the progress, or whether to show a progress bar; by default ``verbose``.
+            on_bad: ``fail`` or ``skip`` images that cannot be read.
+
+        Raises:
+            OneaError: photos of fewer than two classes are at hand, or training failed; the model is unchanged.
+        """
+        started = time.perf_counter()
+        with self._lock, self._learning_progress(progress) as reporter:
+            snapshot = self.snapshot()
+            reporter.start_phase("reading images")
+            photos = None if images is None else read_unlabelled(images, snapshot.side, on_bad)
+            state, report = refresh(
+                self._load_engine(),
+                snapshot.state,
+                photos,
+                version=self._versions.next,
+                settings=UpdateSettings.from_params(self.get_params()),
+                progress=reporter,
+                started=started,
+            )
+            if state is not None:
+                self._commit(state)
+            self._last_report = PhotoReport(photos.skipped if photos else ())
+        return report
 
     def learn_background(
         self, images: Any, *, name: str | None = None, progress: Progress | bool | None = None, on_bad: OnBad = "fail"
@@ -268,11 +312,16 @@ class OneA(VersionedModel, Parameters):
         """Write or update the model folder, atomically."""
         return save(self, Path(path))
 
-    def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the current version to the Hugging Face Hub (``owner/name``); returns its address."""
+    def push_to_hub(
+        self, repo: str, *, private: bool | None = None, token: str | None = None, copies: bool = False
+    ) -> str:
+        """Upload the current version to the Hugging Face Hub (``owner/name``); returns its address.
+
+        Stored copies of photos are uploaded only with ``copies=True``.
+        """
         from onea.model.storage.hub import push
 
-        return push(self, repo, private=private, token=token)
+        return push(self, repo, private=private, token=token, copies=copies)
 
     @classmethod
     def from_pretrained(

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from onea.errors import OneaError
-from onea.learner.merged_adapter import MergingOptions
+from onea.learner.memory import parse_memory
+from onea.learner.merged_adapter import MemoryOptions, MergingOptions
 from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.model.state import classifier_for
 from onea.options import make_options, normalise_names
@@ -23,7 +24,7 @@ OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "vie
 NETWORK = ("backbone", "depth", "image_size", "mirror")
 FIXED = (*NETWORK, "readout", *OPTIONS, "options", "preset")  # cannot change after the first update
 MACHINE = ("device", "precision", "threads", "verbose")  # not stored with a model
-_INTEGERS, _SWITCHES = ("seed", "threads"), ("mirror", "follow_drift")
+_INTEGERS, _SWITCHES = ("seed", "threads", "memory_mb"), ("mirror", "follow_drift")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -45,6 +46,8 @@ class Parameters:
     readout: str = "rgda"
     views: int | None = None
     follow_drift: bool = True
+    memory: int | Literal["pending"] = 0
+    memory_mb: int = 256
     mirror: bool = True
     options: Mapping[str, Any] | None = None
     device: str = "auto"
@@ -89,6 +92,10 @@ def check_params(params: Mapping[str, Any], max_rate: float = 0.5) -> None:
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")
+    if parse_memory(params["memory"]) != 0 and params["preset"] == "fast":
+        raise OneaError("memory is given, but preset fast trains nothing; leave it out, or choose preset auto.")
+    if params["memory_mb"] < 1:
+        raise OneaError(f"memory_mb is {params['memory_mb']}; give the largest number of megabytes of stored copies.")
 
 
 def _check_types(params: Mapping[str, Any]) -> None:
@@ -137,6 +144,7 @@ _TRAINING = ("epochs", "learning_rate", "batch_size", "rank")
 _RESEARCH_OPTIONS = {
     "carry": "follow_drift",
     "guard": "held_out",
+    "memory": "memory",
     **dict.fromkeys(("classifier", "classifier_options", "compare_classifiers"), "readout"),
 }
 
@@ -197,9 +205,9 @@ def check_preset(preset: object) -> None:
         raise OneaError(f"preset is '{preset}'; choose {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.")
 
 
-def merging_options(options: Mapping[str, Any]) -> MergingOptions:
+def merging_options(options: Mapping[str, Any]) -> MemoryOptions:
     """The stored options of a model as options of its method, without those for research runs only."""
-    kind = OneAPlusOptions if "new_votes" in options else OneAOptions
+    kind: type[MemoryOptions] = OneAPlusOptions if "new_votes" in options else OneAOptions
     return make_options(kind, {name: value for name, value in options.items() if name not in _RESEARCH_OPTIONS})
 
 

@@ -206,24 +206,29 @@ def _file_name(path: str) -> str:
 
 
 _UNTRAINED = (
-    "Its adapter has never been trained, since that takes several classes at once: teach the next ones together, or "
-    "all photos again in one folder, and its accuracy may improve."
+    "Its adapter has never been trained, since that takes several classes at once: {remedy}, and its accuracy may "
+    "improve."
 )
 _PARTLY_TRAINED = (
-    "Its adapter was trained on {trained} of its {classes} classes: if you still have all photos, teach them again in "
-    "one folder, and its accuracy will most likely improve."
+    "Its adapter was trained on {trained} of its {classes} classes: {remedy}, and its accuracy will most likely "
+    "improve."
 )
+_REFRESH = "if you still have the photos, run `onea refresh MODEL FOLDER`"
 
 
 def training_advice(state: State) -> list[str]:
-    """How to improve a model whose adapter was trained on few of its classes; nothing if its preset never trains."""
+    """How to improve a model whose adapter was trained on few of its classes; nothing if its preset never trains.
+
+    Nothing either if stored copies wait for the next training.
+    """
     classes = state.classes
     trained = sum(name in state.adapter_images for name in classes)
-    if not state.options["train"] or len(classes) < 2 or 2 * trained >= len(classes):
+    if not state.options["train"] or state.exemplars or len(classes) < 2 or 2 * trained >= len(classes):
         return []
-    return [_PARTLY_TRAINED.format(trained=trained, classes=len(classes)) if trained else _UNTRAINED]
+    template = _PARTLY_TRAINED if trained else _UNTRAINED
+    return [template.format(trained=trained, classes=len(classes), remedy=_REFRESH)]
 
 
 def find_conflicts(names: Sequence[str], labels: Sequence[str], others: Mapping[int, str]) -> tuple[Conflict, ...]:
     """The conflicts of photos, from the other class of each position."""
-    return tuple(Conflict(names[row], labels[row], other) for row, other in sorted(others.items()))
+    return tuple(Conflict(names[row], labels[row], other) for row, other in sorted(others.items()) if row < len(names))

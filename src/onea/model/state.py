@@ -21,6 +21,7 @@ from onea.classifiers.familiarity import NUM_SIGNALS, Familiarity, Signals
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, did_you_mean, truncate
+from onea.model.exemplars import Exemplars
 from onea.model.held_out import HeldOutImages
 from onea.model.learning.fingerprints import NO_FINGERPRINTS, Repeats, find_copies, find_repeats
 from onea.model.names import as_integers, check_names
@@ -100,6 +101,7 @@ class State:
             bfloat16.
         held_out_rows: the class of each of these images, ``[H]``.
         held_out_fingerprints: fingerprints of these images, ``[H, 2]``.
+        exemplars: small copies of photos for later trainings, by class.
         integer_labels: whether the classes of the first update were given as whole numbers.
         id: random identifier, new for each state.
     """
@@ -126,6 +128,7 @@ class State:
     held_out_features: Tensor = NO_FEATURES
     held_out_rows: Tensor = NO_ROWS
     held_out_fingerprints: Tensor = NO_FINGERPRINTS
+    exemplars: Exemplars = field(default_factory=dict)
     integer_labels: bool = False
     id: str = field(default_factory=new_id)
 
@@ -217,6 +220,7 @@ class State:
             version=version,
             classes=tuple(self.classes[row] for row in kept),
             statistics=self.statistics.select_classes(rows),
+            exemplars={name: self.exemplars[name] for row in kept if (name := self.classes[row]) in self.exemplars},
             updates=(*self.updates, entry),
             **per_image,
         )
@@ -232,6 +236,7 @@ class State:
             self,
             statistics=self.statistics.merge_classes(row, target).compact(),
             adapter_images=rename_count(self.adapter_images, old, new),
+            exemplars=rename_files(self.exemplars, old, new),
             **{
                 name: rows.where(rows != row, target) for name in _PER_IMAGE.values() for rows in (getattr(self, name),)
             },
@@ -256,6 +261,7 @@ class State:
             version=version,
             classes=classes,
             adapter_images=rename_count(self.adapter_images, old, new),
+            exemplars=rename_files(self.exemplars, old, new),
             updates=(*self.updates, history_entry("rename", version, date, [old, new], len(classes))),
         )
 
@@ -292,6 +298,12 @@ def rename_count(images: Mapping[str, int], old: str, new: str) -> dict[str, int
     """
     others = {name: count for name, count in images.items() if name != old}
     return add_counts(others, {new: images.get(old, 0)})
+
+
+def rename_files(exemplars: Exemplars, old: str, new: str) -> Exemplars:
+    """The stored copies after a class was renamed or merged into another one."""
+    others = {name: files for name, files in exemplars.items() if name != old}
+    return others | ({new: exemplars.get(new, ()) + exemplars[old]} if old in exemplars else {})
 
 
 def history_entry(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:

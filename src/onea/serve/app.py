@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from onea.serve.schemas import ProblemDocument
 from onea.serve.service import Service
 from onea.serve.workers import Batcher, CheckCache, DecoderPool
 
+_IDLE_POLL_SECONDS = 1.0
 STATIC = Path(__file__).parent / "static"
 _DESCRIPTION = (
     "An image classifier that learns new classes incrementally. Every prediction names the version of the model. "
@@ -50,7 +51,10 @@ def create_app(service: Service) -> FastAPI:
             app.state.components = Components(service, batcher, decoders, checks, TokenFailures(), metrics)
             tasks = [asyncio.create_task(batcher.run())]
             if settings.poll_seconds:
-                tasks.append(asyncio.create_task(_poll_folder(service, settings.poll_seconds)))
+                tasks.append(asyncio.create_task(_poll(service.reload, settings.poll_seconds)))
+            if settings.idle_training:
+                seconds = min(settings.idle_training, _IDLE_POLL_SECONDS)
+                tasks.append(asyncio.create_task(_poll(service.train_if_idle, seconds)))
             yield
             service.close(settings.grace)
             await run_in_threadpool(service.wait_for_job)
@@ -79,12 +83,12 @@ async def _page(file: str) -> FileResponse:
     return FileResponse(STATIC / file, headers={"Cache-Control": "no-cache"})
 
 
-async def _poll_folder(service: Service, seconds: float) -> None:
-    """Load the changes that other processes make to the model folder."""
+async def _poll(action: Callable[[], None], seconds: float) -> None:
+    """Repeat an action of the service: load changes by other processes, or start a training that is due."""
     while True:
         await asyncio.sleep(seconds)
         try:
-            await run_in_threadpool(service.refresh)
+            await run_in_threadpool(action)
         except Exception as error:  # the current version continues to answer
             problems.unexpected(error)
 

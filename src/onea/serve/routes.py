@@ -75,7 +75,9 @@ async def _require_token(request: Request, app: App) -> None:
 
 
 def _training_job(
-    id: Annotated[str, Path(description="Id of the training job, from the response of POST /learn or /background.")],
+    id: Annotated[
+        str, Path(description="Id of the training job, from the response of POST /learn, /background or /refresh.")
+    ],
     app: App,
 ) -> TrainingJob:
     return app.service.job(id)
@@ -164,13 +166,21 @@ async def history(app: App) -> HistoryResponse:
 
 
 @_learn_route("/learn", "Teach classes", LEARN_BODY)
-async def learn(request: Request, response: Response, app: App, on_bad: OnBadImage = "fail") -> TrainingJobReport:
+async def learn(
+    request: Request,
+    response: Response,
+    app: App,
+    on_bad: OnBadImage = "fail",
+    later: Annotated[
+        bool, Query(description="Train the adapter later, at another update or with POST /refresh.")
+    ] = False,
+) -> TrainingJobReport:
     """Start a training job for new classes, or for more images of existing ones.
 
     The request is validated before the response. The present version answers until the job is done. Follow the job at
     `/learn/{id}/events`.
     """
-    return await _start_job(request, response, app, on_bad)
+    return await _start_job(request, response, app, on_bad, later=later)
 
 
 @_learn_route("/background", "Teach background images", BACKGROUND_BODY)
@@ -180,6 +190,15 @@ async def background(request: Request, response: Response, app: App, on_bad: OnB
     The classes do not change. Follow the job at `/learn/{id}/events`. It fails if many of the images show a class.
     """
     return await _start_job(request, response, app, on_bad, background=True)
+
+
+@_change_route("/refresh", "Train on stored copies", 422, status_code=202)
+async def refresh(response: Response, app: App) -> TrainingJobReport:
+    """Start a training job on the stored copies of photos, without new ones; a version that is worse is not kept.
+
+    The present version answers until the job is done. Follow the job at `/learn/{id}/events`.
+    """
+    return _started(response, app, await run_in_threadpool(app.service.refresh))
 
 
 @router.get("/learn/{id}", tags=["teach"], responses=problem_responses(404, 422, 503), summary="Get a training job")
@@ -273,7 +292,13 @@ async def metrics(app: App) -> Response:
 
 
 async def _start_job(
-    request: Request, response: Response, app: Components, on_bad: Literal["fail", "skip"], *, background: bool = False
+    request: Request,
+    response: Response,
+    app: Components,
+    on_bad: Literal["fail", "skip"],
+    *,
+    background: bool = False,
+    later: bool = False,
 ) -> TrainingJobReport:
     service, limits = app.service, app.service.settings.limits
     service.refuse_while_busy()
@@ -285,7 +310,12 @@ async def _start_job(
             upload, service.side, limits, app.decoders, client_address(request.scope), on_bad
         )
         batch = await while_connected(request, decoding)
-    job = await run_in_threadpool(service.teach, batch, name, background=background)
+    job = await run_in_threadpool(service.teach, batch, name, background=background, later=later)
+    return _started(response, app, job)
+
+
+def _started(response: Response, app: Components, job: TrainingJob) -> TrainingJobReport:
+    """The response to a request that started a training job."""
     response.headers["Location"] = f"/learn/{job.id}"
     app.metrics.jobs.inc()
     return job.report()

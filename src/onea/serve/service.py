@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 import time
@@ -19,11 +18,14 @@ import torch
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.estimator import load_for
+from onea.model.exemplars import count_images
 from onea.model.learning.background import learn_background
 from onea.model.learning.images import DecodedImages
-from onea.model.learning.update import learn
+from onea.model.learning.memory_report import memory_lines, waiting_classes
+from onea.model.learning.refresh import refresh, refresh_lines
+from onea.model.learning.update import UpdateSettings, learn
 from onea.model.learning.update_images import class_names
-from onea.model.reports import PhotoReport, report_lines, training_advice
+from onea.model.reports import report_lines, training_advice
 from onea.model.state import State
 from onea.model.storage.erasure import erase
 from onea.model.storage.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
@@ -55,6 +57,30 @@ class CurrentVersion:
         return self.snapshot.state
 
 
+@dataclass(frozen=True)
+class Change:
+    """What a training job needs to compute the next version.
+
+    Attributes:
+        current: the current version.
+        version: number of the next version.
+        params: parameters of the model.
+        job: the training job.
+    """
+
+    current: CurrentVersion
+    version: int
+    params: Mapping[str, Any]
+    job: TrainingJob
+
+
+class _NotBetter(Exception):  # noqa: N818
+    """A new version is not kept, because the earlier one is better."""
+
+    def __init__(self, remarks: list[str]) -> None:
+        self.remarks = remarks
+
+
 class Service:
     """One served model folder.
 
@@ -81,6 +107,8 @@ class Service:
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None  # for requests and jobs during a shutdown
+        self._last_change = time.monotonic()
+        self._tried = ""  # the version for which a training in idle time was started
 
     @property
     def side(self) -> int:
@@ -94,10 +122,13 @@ class Service:
 
     # learning
 
-    def teach(self, batch: DecodedImages, name: str | None = None, *, background: bool = False) -> TrainingJob:
+    def teach(
+        self, batch: DecodedImages, name: str | None = None, *, background: bool = False, later: bool = False
+    ) -> TrainingJob:
         """Start a training job for classes, or for ``background`` images of none of the classes.
 
-        Returns once learning has begun.
+        Returns once learning has begun. With ``later``, or if the service trains in idle time, the adapter is trained
+        later.
 
         Raises:
             OneaError: the classes or images are invalid.
@@ -105,16 +136,45 @@ class Service:
         """
         if background:
             self.current.snapshot.check_has_classes()
-        classes = [] if background else class_names(batch, self.current.state)
+            job = TrainingJob([], len(batch), batch.skipped)
+            return self._start(job, lambda change: self._learn_background(change, batch, name))
+        job = TrainingJob(class_names(batch, self.current.state), len(batch), batch.skipped)
+        later = later or self.settings.idle_training > 0
+        return self._start(job, lambda change: self._learn_classes(change, batch, name, later))
+
+    def refresh(self) -> TrainingJob:
+        """Start a training job on the stored copies of photos; a version that is not better is not kept.
+
+        Raises:
+            Problem: there are no copies of two classes, another training job is running, or the model folder cannot be
+                written.
+        """
+        copies = self.current.state.exemplars
+        if len(copies) < 2:
+            raise Problem(
+                422, "The model stores no copies of photos of two or more classes, so there is nothing to train on."
+            )
+        return self._start(TrainingJob([], count_images(copies)), self._refresh)
+
+    def train_if_idle(self) -> None:
+        """Start a training that is due, if nothing changed for the time in the settings."""
+        state, seconds = self.current.state, self.settings.idle_training
+        if not seconds or self.learning or self.closing or time.monotonic() - self._last_change < seconds:
+            return
+        trigger = float(state.options["trigger"])
+        if state.exemplars and state.id != self._tried and waiting_classes(state).is_due(trigger):
+            self._tried = state.id  # if the new version is not better, this one is not trained again
+            with suppress(Problem, OneaError):
+                self.refresh()
+
+    def _start(self, job: TrainingJob, work: Callable[[Change], tuple[State, list[str]]]) -> TrainingJob:
+        """Start a training job in a thread; returns once learning has begun."""
         self._acquire()
-        job = TrainingJob(classes, len(batch), batch.skipped)
         try:
             self._jobs[job.id] = job
             while len(self._jobs) > _MAX_JOBS:
                 self._jobs.popitem(last=False)
-            self._thread = threading.Thread(
-                target=self._learn, args=(job, batch, name, background), name="onea-training", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, args=(job, work), name="onea-training", daemon=True)
             self._thread.start()
         except BaseException:
             self._change_lock.release()
@@ -153,7 +213,7 @@ class Service:
         if self.learning:
             raise Problem(409, "A training job is running; wait until it is done.", {"Retry-After": "5"})
 
-    def refresh(self) -> None:
+    def reload(self) -> None:
         """Load a version that another process saved; a folder that cannot be read is tried again the next time."""
         with suppress(OneaError), self._swap_lock:
             self._load_current()
@@ -235,42 +295,27 @@ class Service:
                 "its classes and send the request again."
             )
 
-    def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> None:
+    def _run(self, job: TrainingJob, work: Callable[[Change], tuple[State, list[str]]]) -> None:
         torch.set_num_threads(self._engine.runtime.threads)  # otherwise possibly those set by a decomposition
-        outcome = self._learn_version(job, batch, name, background)
+        outcome = self._run_change(job, work)
+        self._last_change = time.monotonic()
         self._change_lock.release()  # first, so that a client that sees the end can teach again at once
         if isinstance(outcome, Problem):
             job.fail(outcome)
         else:
-            state, report = outcome
-            job.finish(
-                state.version,
-                [*report_lines(state.updates[-1], report), *training_advice(state)],
-            )
+            job.finish(self.current.state.version, outcome)
 
-    def _learn_version(
-        self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool
-    ) -> tuple[State, PhotoReport] | Problem:
-        """The new state and the report about its images, or why there is none."""
-        report = PhotoReport()
+    def _run_change(self, job: TrainingJob, work: Callable[[Change], tuple[State, list[str]]]) -> list[str] | Problem:
+        """Compute and save the next version; returns remarks on it, or why there is none."""
+        remarks: list[str] = []
 
         def next_state(state: State, version: int, date: str) -> State:
-            nonlocal report
+            nonlocal remarks
             with self._swap_lock:
                 self._check_current(state.id)
                 current = self.current
             job.start()
-            params = self._defaults | current.manifest.params
-            if background:
-                job.start_phase("reading the background images")
-                seed, started = params["seed"], time.perf_counter()
-                learned = learn_background(
-                    current.snapshot, batch, version=version, name=name, seed=seed, started=started
-                )
-                job.save()
-                return learned
-            options = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
-            learned, report = learn(self._engine, state, batch, version=version, name=name, progress=job, **options)
+            learned, remarks = work(Change(current, version, self._defaults | current.manifest.params, job))
             job.save()
             return learned
 
@@ -278,13 +323,52 @@ class Service:
             state = change(self.path, next_state)
             with self._swap_lock:
                 self._swap(state, read_manifest(self.path))
-            return state, report
+            return remarks
+        except _NotBetter as error:
+            return error.remarks
         except Abandoned as error:
             return error
         except OneaError as error:
             return from_folder_error(error, self.path)
         except Exception as error:
             return unexpected(error)
+
+    def _learn_classes(
+        self, change: Change, batch: DecodedImages, name: str | None, later: bool
+    ) -> tuple[State, list[str]]:
+        learned, report = learn(
+            self._engine,
+            change.current.state,
+            batch,
+            version=change.version,
+            name=name,
+            settings=UpdateSettings.from_params(change.params),
+            later=later,
+            progress=change.job,
+        )
+        remarks = [*report_lines(learned.updates[-1], report), *training_advice(learned)]
+        return learned, remarks + memory_lines(learned, change.params["memory"])
+
+    def _learn_background(self, change: Change, batch: DecodedImages, name: str | None) -> tuple[State, list[str]]:
+        change.job.start_phase("reading the background images")
+        seed, started = change.params["seed"], time.perf_counter()
+        learned = learn_background(
+            change.current.snapshot, batch, version=change.version, name=name, seed=seed, started=started
+        )
+        return learned, [*report_lines(learned.updates[-1]), *training_advice(learned)]
+
+    def _refresh(self, change: Change) -> tuple[State, list[str]]:
+        learned, report = refresh(
+            self._engine,
+            change.current.state,
+            None,
+            version=change.version,
+            settings=UpdateSettings.from_params(change.params),
+            progress=change.job,
+        )
+        if learned is None:
+            raise _NotBetter(refresh_lines(report))
+        return learned, [*refresh_lines(report), *memory_lines(learned, change.params["memory"])]
 
     def _swap(self, state: State, manifest: Manifest) -> None:
         unknown = manifest.params["unknown"] if self._unknown is None else self._unknown

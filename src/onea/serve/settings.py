@@ -89,6 +89,8 @@ class Settings:
         batch_wait: seconds that the first request of a batch waits for others.
         grace: seconds allowed to finish requests and the training job when the service is stopped.
         poll_seconds: seconds between checks of the model folder for changes by other processes; 0 disables them.
+        idle_training: seconds without a change after which a training that is due begins, on stored copies of photos;
+            updates then train nothing. 0 trains within updates.
         prediction_only: whether teaching is disabled even with the token.
         hosts: allowed names in the ``Host`` header, without a port; ``*`` allows any name.
         any_ip: whether the ``Host`` header may be any IP address.
@@ -100,6 +102,7 @@ class Settings:
     batch_wait: float = 0.002
     grace: float = 10.0
     poll_seconds: float = 2.0
+    idle_training: float = 0.0
     prediction_only: bool = False
     hosts: tuple[str, ...] = LOOPBACK
     any_ip: bool = False
@@ -111,6 +114,7 @@ def check_settings(settings: Settings) -> Settings:
         ("--batch-size", settings.batch_size, 1, 10_000, ""),
         ("--batch-wait", 1000 * settings.batch_wait, 0, 60_000, " milliseconds"),
         ("--grace", settings.grace, 0, 86_400, " seconds"),
+        ("--idle-training", settings.idle_training, 0, 86_400, " seconds"),
         ("--max-upload", settings.limits.learn_bytes // MEGABYTE, 1, 1_000_000, " megabytes"),
         ("--max-megapixels", settings.limits.pixels // MEGAPIXEL, 1, MAX_PIXEL_LIMIT // MEGAPIXEL, " megapixels"),
     ):

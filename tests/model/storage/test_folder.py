@@ -28,7 +28,7 @@ from onea.model.evaluation.evaluation import evaluate
 from onea.model.storage import folder as folders
 from onea.model.storage.layout import locked
 
-GOLDEN = ROOT / "tests/golden/format-6.onea"
+GOLDEN = ROOT / "tests/golden/format-7.onea"
 RECORDED = ("expected.json", "evaluation.json")
 
 
@@ -415,7 +415,7 @@ def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(5, "before the first release of onea .format 5.; teach a new model"), (7, "update onea")]
+    ("number", "words"), [(6, "before the first release of onea .format 6.; teach a new model"), (8, "update onea")]
 )
 def test_a_folder_of_another_format_is_refused_and_unchanged(saved, number, words):
     content = json.loads((saved / "model.json").read_text("utf-8")) | {"format": number}
@@ -431,7 +431,7 @@ def golden(request, tiny_vit, tiny_images):
     if request.config.getoption("--write-golden"):
         kept = {name: (GOLDEN / name).read_bytes() for name in RECORDED if (GOLDEN / name).is_file()}
         shutil.rmtree(GOLDEN, ignore_errors=True)
-        teach_three_updates(tiny_model(tiny_vit, keep=1), tiny_images).save(GOLDEN)
+        teach_three_updates(tiny_model(tiny_vit, keep=1, memory=2), tiny_images).save(GOLDEN)
         (GOLDEN / "lock").unlink()
         for name, content in kept.items():
             (GOLDEN / name).write_bytes(content)

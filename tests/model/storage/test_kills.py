@@ -9,10 +9,13 @@ import pytest
 from support.killing import kill_all, kill_at_every_event
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc")
-CASES = ("first teach", "later teach", "rename", "forget", "forget everywhere", "undo", "save", "first save")
+CASES = (
+    *("first teach", "later teach", "rename", "forget", "forget everywhere", "undo", "save", "first save"),
+    *("teach with copies", "refresh", "forget copies everywhere"),
+)
 
 
-@pytest.mark.parametrize(("case", "step"), [("rename", 11), ("forget everywhere", 13)])
+@pytest.mark.parametrize(("case", "step"), [("rename", 11), ("forget everywhere", 13), ("refresh", 11)])
 def test_a_kill_leaves_the_model_as_before_or_as_after(case, step, tiny_vit, tiny_images, tmp_path):
     """A sample; --slow kills at every event."""
     found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", step)

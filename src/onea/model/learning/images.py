@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from onea.data.dataset import Pixels, natural_key
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
@@ -37,6 +38,8 @@ class DecodedImages:
         integer_labels: whether all labels are whole numbers.
         ignored_files: files without the ending of an image, or outside the class folders.
         group_folders: subfolders that contain class folders.
+        fingerprints: fingerprints of the photos, ``int64 [N, 2]``, if they are not computed from the pixels.
+        copies: the number of images, the last ones, that are stored copies of earlier photos.
     """
 
     pixels: Pixels
@@ -46,6 +49,8 @@ class DecodedImages:
     integer_labels: bool = False
     ignored_files: tuple[str, ...] = ()
     group_folders: tuple[str, ...] = ()
+    fingerprints: Tensor | None = None
+    copies: int = 0
 
     def __len__(self) -> int:
         return len(self.pixels)

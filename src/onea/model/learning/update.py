@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from onea.classifiers.validation import cross_validated_scores
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.learner.adapter_training import initial_adapters
 from onea.learner.fixed_views import FixedViews
+from onea.learner.memory import parse_memory
 from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
 from onea.learner.one_a import OneAPlusOptions
 from onea.learner.tasks import Task
@@ -28,8 +30,10 @@ from onea.model.engine import Engine
 from onea.model.held_out import Accuracy, HeldOutImages, evaluate_held_out
 from onea.model.learning.background import relabelled_background
 from onea.model.learning.images import DecodedImages
+from onea.model.learning.memory_report import waiting_classes
+from onea.model.learning.replay import NO_MEMORY, MemoryPolicy, add_copies, next_exemplars
 from onea.model.learning.update_images import UpdateImages, class_names, has_integer_labels
-from onea.model.parameters import merging_options
+from onea.model.parameters import merging_options, to_python
 from onea.model.reports import PhotoReport, accuracy_fields, few_photos_fields, find_conflicts
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, add_counts, empty_statistics, new_id
 from onea.runtime import Progress, Runtime
@@ -67,6 +71,33 @@ def initial_state(engine: Engine, options: MergingOptions, readout: str) -> Stat
     )
 
 
+@dataclass(frozen=True)
+class UpdateSettings:
+    """Settings of an update, apart from the options of the training.
+
+    Attributes:
+        held_out: share of the images of each class that is not trained on.
+        follow_drift: whether the statistics of earlier classes follow the adapter.
+        policy: which photos are stored as small copies.
+        seed: seed of all random numbers.
+    """
+
+    held_out: float = 0.1
+    follow_drift: bool = True
+    policy: MemoryPolicy = NO_MEMORY
+    seed: int = 0
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> UpdateSettings:
+        """The settings in the parameters of a model."""
+        params = to_python(params)
+        policy = MemoryPolicy(parse_memory(params["memory"]), params["memory_mb"])
+        return cls(params["held_out"], params["follow_drift"], policy, params["seed"])
+
+
+DEFAULT_SETTINGS = UpdateSettings()
+
+
 def learn(
     engine: Engine,
     state: State,
@@ -74,9 +105,8 @@ def learn(
     *,
     version: int,
     name: str | None = None,
-    held_out: float = 0.1,
-    follow_drift: bool = True,
-    seed: int = 0,
+    settings: UpdateSettings = DEFAULT_SETTINGS,
+    later: bool = False,
     progress: Progress | None = None,
     started: float | None = None,
 ) -> tuple[State, PhotoReport]:
@@ -84,9 +114,18 @@ def learn(
 
     A photo that was taught before as the same class, or is a duplicate, is counted once and not used for evaluation,
     but it may train the adapter again. If that happens and all photos of a class are repeated, the statistics of the
-    class are computed again.
+    class are computed again. Stored copies of earlier photos are repeated photos.
 
-    ``started`` is the start time of the update; by default the time of the call.
+    Args:
+        engine: the network.
+        state: the state before the update.
+        batch: images and labels.
+        version: version of the new state.
+        name: name of the update in the history.
+        settings: settings of the update.
+        later: whether to leave a training to a later update or to ``refresh``.
+        progress: callbacks.
+        started: start time of the update; by default the time of the call.
 
     Raises:
         OneaError: a new class has one image or an invalid name, or training failed.
@@ -95,48 +134,21 @@ def learn(
     title = printable(name) if name else f"update {version}"
     names = class_names(batch, state)
     assert batch.labels is not None
-    options = merging_options(state.options)
     sizes = Sizes.from_counts(state.adapter_images, Counter(batch.labels))
-    may_train = options.should_train(len(names), sizes.new_share)
-
-    # Features by the earlier adapter decide which images are held out, and which background images are now classes.
-    views = UpdateViews(engine, state, batch, options, seed, engine.for_training(progress), may_train)
-    features = views.features(0, views.earlier_adapter)
-    images = UpdateImages.prepare(batch, names, features, state, held_out, seed, views.runtime.progress)
-    distinguished = may_train and isinstance(options, OneAPlusOptions) and _distinguishes(state, images)
-    trains = may_train and not distinguished
-    if not trains:
-        views.discard_fixed()
-    relabelled = relabelled_background(state, features)
-
-    # Train, merge, compensate drift and add the images to the statistics, as research runs do.
-    result = learn_update(
-        LearnerState(
-            views.earlier_adapter,
-            {state.statistics.kind: state.statistics.pad_to(len(images.classes))},
-            {"background": state.background[~relabelled], "held_out": state.held_out_features},
-        ),
-        NewImages(
-            images.rows, views.features, ~images.trained, views.num_views, options.views, images.new, images.recompute
-        ),
-        (lambda adapter: _train_and_merge(adapter, state, images, views, title, seed)) if trains else None,
-        kind=state.statistics.kind,
-        classifier=state.classifier,
-        compensate_drift=follow_drift and bool(state.updates),
-    )
-    held_out_before, held_out_after = _update_held_out(state.held_out, result, images)
-    # If an update needs no training, the adapter stands for its classes as it is, and counts for them in later merges.
-    adapted = result.report["trained"] or distinguished
-    learned = _next_state(state, version, result, images, held_out_after, adapted, has_integer_labels(state, batch))
-    learned, cross_validated = _calibrate(learned, state, result, images)
-
+    options = merging_options(state.options)
+    is_due = options.train and settings.policy.memory != 0 and waiting_classes(state, names).is_due(options.trigger)
+    may_train = not later and (is_due or options.should_train(len(names), sizes.new_share))
+    # Earlier classes that wait for this training need it even if the features distinguish the new ones.
+    required = any(name not in state.adapter_images and name not in names for name in state.exemplars)
+    learned = learn_images(engine, state, batch, settings, title, progress, may_train=may_train, required=required)
+    images, taught = learned.images, learned.images.taught
+    new_state = dataclasses.replace(learned.state, version=version, integer_labels=has_integer_labels(state, batch))
     report = PhotoReport(
         batch.skipped,
         find_conflicts(batch.names, batch.labels, images.repeats.conflicts),
         batch.ignored_files,
         batch.group_folders,
     )
-    gate = {key: value for key, value in result.report.get("merge", {}).items() if key in _GATE_FIELDS}
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -146,18 +158,117 @@ def learn(
         "new_classes": len(images.classes) - len(state.classes),
         "known": len(images.classes),
         "images": len(batch),
-        "repeated": int(images.repeats.repeated.sum()),
+        "repeated": int(images.repeats.repeated[taught].sum()),
         **report.counts,
-        **_measure(state, learned, result, images, held_out_before, held_out_after, cross_validated),
-        **few_photos_fields({name: learned.images[learned.row(name)] for name in names}),
-        "trained": result.report["trained"],
-        "distinguished": distinguished,
-        "epochs": result.report.get("epochs", 0),
-        "merge": gate or None,
-        "relabelled_background": int(relabelled.sum()),
+        **learned.measures,
+        **learned.training_fields,
+        **few_photos_fields({name: new_state.images[new_state.row(name)] for name in names}),
+        "distinguished": learned.distinguished,
+        "relabelled_background": learned.relabelled,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return dataclasses.replace(learned, updates=(*state.updates, update)), report
+    return dataclasses.replace(new_state, updates=(*state.updates, update)), report
+
+
+@dataclass(frozen=True)
+class LearnedImages:
+    """The result of learning some images.
+
+    Attributes:
+        state: the new state, with the version and the history of the earlier one.
+        images: the images, stored copies included.
+        result: the result of the update.
+        distinguished: whether the classes needed no training.
+        relabelled: the number of background images that now belong to a class.
+        measures: accuracies, as fields of the history.
+    """
+
+    state: State
+    images: UpdateImages
+    result: UpdateResult
+    distinguished: bool
+    relabelled: int
+    measures: dict[str, Any]
+
+    @property
+    def training_fields(self) -> dict[str, Any]:
+        """The fields of the history about the training."""
+        report = self.result.report
+        return {
+            "trained": report["trained"],
+            "replayed": int((~self.images.taught).sum()),
+            "epochs": report.get("epochs", 0),
+            "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_FIELDS} or None,
+        }
+
+
+def learn_images(
+    engine: Engine,
+    state: State,
+    batch: DecodedImages,
+    settings: UpdateSettings,
+    title: str,
+    progress: Progress | None,
+    *,
+    may_train: bool,
+    required: bool,
+) -> LearnedImages:
+    """Learn images and, if they may be trained on, stored copies as well.
+
+    With ``required``, they are trained on even if the present features distinguish their classes.
+    """
+    options = merging_options(state.options)
+    training = engine.for_training(progress)
+    size = len(batch), len(set(batch.labels or ()))
+    if may_train and state.exemplars and settings.policy.memory != 0:
+        batch = add_copies(batch, state, engine.side, training[1].progress)
+    # Features by the earlier adapter decide which images are held out, and which background images are now classes.
+    views = UpdateViews(engine, state, batch, options, settings.seed, training, may_train, size)
+    features = views.features(0, views.earlier_adapter)
+    images = UpdateImages.prepare(batch, features, state, settings.held_out, settings.seed, views.runtime.progress)
+    distinguished = (
+        may_train and not required and isinstance(options, OneAPlusOptions) and _distinguishes(state, images)
+    )
+    trains = may_train and not distinguished
+    if not trains:
+        views.discard_fixed()
+    relabelled = relabelled_background(state, features[images.taught])
+
+    # Train, merge, compensate drift and add the images to the statistics, as research runs do.
+    result = learn_update(
+        LearnerState(
+            views.earlier_adapter,
+            {state.statistics.kind: state.statistics.pad_to(len(images.classes))},
+            {"background": state.background[~relabelled], "held_out": state.held_out_features},
+            {"held_out": state.held_out_rows},
+        ),
+        NewImages(
+            images.rows, views.features, ~images.trained, views.num_views, options.views, images.new, images.recompute
+        ),
+        (lambda adapter: _train_and_merge(adapter, state, images, views, title, settings.seed)) if trains else None,
+        kind=state.statistics.kind,
+        classifier=state.classifier,
+        compensate_drift=settings.follow_drift and bool(state.updates),
+    )
+    held_out_before, held_out_after = _update_held_out(state.held_out, result, images)
+    # If an update needs no training, the adapter stands for its classes as it is, and counts for them in later merges.
+    adapted = result.report["trained"] or distinguished
+    learned = _next_state(state, result, images, held_out_after, adapted)
+    learned, cross_validated = _calibrate(learned, state, result, images)
+    once = images.taught & ~images.repeats.duplicates
+    exemplars = next_exemplars(
+        state,
+        learned,
+        settings.policy,
+        batch.pixels[once.numpy()],
+        images.repeats.fingerprints[once],
+        images.rows[once],
+        images.series[once],
+        settings.seed,
+    )
+    measures = _measure(state, learned, result, images, held_out_before, held_out_after, cross_validated)
+    learned = dataclasses.replace(learned, exemplars=exemplars)
+    return LearnedImages(learned, images, result, distinguished, int(relabelled.sum()), measures)
 
 
 def _distinguishes(state: State, images: UpdateImages) -> bool:
@@ -168,7 +279,7 @@ def _distinguishes(state: State, images: UpdateImages) -> bool:
     """
     new = images.new
     count = int(new.sum())
-    if len(images.repeated_classes) or wilson_interval(count, count)[0] < 1 - _MAX_ERROR:  # too few to tell
+    if images.are_taught_again or wilson_interval(count, count)[0] < 1 - _MAX_ERROR:  # too few to tell
         return False
     statistics, rows = state.statistics.pad_to(len(images.classes)), images.rows[new]
     scores = cross_validated_scores(
@@ -210,23 +321,16 @@ def _update_held_out(
 
 
 def _next_state(
-    state: State,
-    version: int,
-    result: UpdateResult,
-    images: UpdateImages,
-    held_out: HeldOutImages,
-    adapted: bool,
-    integer_labels: bool,
+    state: State, result: UpdateResult, images: UpdateImages, held_out: HeldOutImages, adapted: bool
 ) -> State:
     """The state after the update, with the calibration and the history of the earlier state.
 
     ``adapted`` says whether the adapter stands for the classes of the update.
     """
-    new_counts = images.training_counts if adapted else {}
+    new_counts = images.newly_trained_counts(state.adapter_images) if adapted else {}
     return dataclasses.replace(
         state,
         id=new_id(),
-        version=version,
         classes=images.classes,
         adapter=_copy_to_cpu(result.state.adapter.tensors),
         statistics=_class_statistics(result.state).compact(),
@@ -237,7 +341,6 @@ def _next_state(
         held_out_rows=held_out.rows,
         held_out_fingerprints=held_out.fingerprints,
         adapter_images=add_counts(state.adapter_images, new_counts),
-        integer_labels=integer_labels,
     )
 
 
@@ -340,6 +443,7 @@ class UpdateViews:
         seed: int,
         training: tuple[FrozenViT, Runtime],
         may_train: bool,
+        size: tuple[int, int],
     ):
         assert batch.labels is not None
         self.vit, self.runtime = training
@@ -352,13 +456,12 @@ class UpdateViews:
         # training steps.
         full = engine.vit.no_hooks_reason or self.runtime.fp8
         self._network = (engine.vit, engine.runtime) if full else training
-        size = len(batch), len(set(batch.labels))
         self.num_views = options.num_views(*size)
         self.fixed: FixedViews | None = None
         if may_train and options.training_views:
             crops = [
                 engine.sample_crops(batch.labels, seed, view, options.crop_scale)
-                for view in range(1, options.num_fixed_views(*size))
+                for view in range(1, options.num_fixed_views(len(batch), len(set(batch.labels))))
             ]
             self.fixed = FixedViews(
                 *self._network,

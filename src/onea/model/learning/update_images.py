@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,6 +39,7 @@ class UpdateImages:
         trained: which images the adapter may be trained on, ``bool [N]``; the others are held out.
         repeats: repeated images, and all fingerprints.
         repeated_classes: rows of the classes all of whose earlier images are in this update again.
+        taught: which images are those of the user, ``bool [N]``; the others are stored copies of earlier photos.
     """
 
     names: list[str]
@@ -50,12 +51,12 @@ class UpdateImages:
     trained: Tensor
     repeats: Repeats
     repeated_classes: Tensor
+    taught: Tensor
 
     @classmethod
     def prepare(
         cls,
         batch: DecodedImages,
-        names: list[str],
         features: Tensor,
         state: State,
         held_out: float,
@@ -67,6 +68,7 @@ class UpdateImages:
         Images that were held out before are held out again; other repeated images are not.
         """
         assert batch.labels is not None
+        names = sorted(set(batch.labels), key=natural_key)
         position = {label: index for index, label in enumerate(names)}
         labels = torch.tensor([position[label] for label in batch.labels])
         classes = state.classes + tuple(label for label in names if label not in state.classes)
@@ -74,17 +76,24 @@ class UpdateImages:
         held = held_out_rows(labels, names, series, held_out, seed, state.next_update)
         trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
         rows = torch.tensor([classes.index(label) for label in names])[labels]
-        repeats = state.find_repeats(compute_fingerprints(batch.pixels), batch.labels, progress)
+        fingerprints = compute_fingerprints(batch.pixels) if batch.fingerprints is None else batch.fingerprints
+        repeats = state.find_repeats(fingerprints, batch.labels, progress)
         held_before = state.held_out.contains(rows, repeats.fingerprints)
         trained = _restore_split(trained, rows, repeats.taught_before, held_before)
         counts = torch.bincount(state.fingerprint_rows[repeats.matched], minlength=len(state.classes))
         complete = (counts > 0) & (counts >= torch.tensor(state.images, dtype=torch.int64))
-        return cls(names, labels, classes, rows, features, series, trained, repeats, complete.nonzero()[:, 0])
+        taught = torch.arange(len(labels)) < len(labels) - batch.copies
+        return cls(names, labels, classes, rows, features, series, trained, repeats, complete.nonzero()[:, 0], taught)
 
     @property
     def new(self) -> Tensor:
         """Which images are added to the statistics, ``bool [N]``: those that are not repeated."""
-        return ~self.repeats.repeated
+        return self.taught & ~self.repeats.repeated
+
+    @property
+    def are_taught_again(self) -> bool:
+        """Whether the user gave all earlier images of a class again, to train on them."""
+        return bool((self.taught & torch.isin(self.rows, self.repeated_classes)).any())
 
     @cached_property
     def evaluated(self) -> Tensor:
@@ -101,6 +110,11 @@ class UpdateImages:
     def training_counts(self) -> Counter[str]:
         """The number of images of each class that the adapter may be trained on."""
         return Counter(self.names[label] for label in self.labels[self.trained].tolist())
+
+    def newly_trained_counts(self, before: Mapping[str, int]) -> Counter[str]:
+        """``training_counts`` without copies of classes that the adapter stood for before."""
+        was_trained = torch.tensor([name in before for name in self.names])[self.labels]
+        return Counter(self.names[label] for label in self.labels[self.trained & (self.taught | ~was_trained)].tolist())
 
 
 def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: float, seed: int, update: int) -> Tensor:

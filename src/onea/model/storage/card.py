@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 from onea.classifiers.familiarity import WEIGHTED_SIGNALS, fit_weights
+from onea.model.learning.memory_report import stored_copies
 from onea.model.reports import format_accuracy
 from onea.model.state import State, Update
 from onea.model.storage.history_picture import history_picture
@@ -24,7 +25,7 @@ tags:
 
 # {title}
 
-{classes}, taught with {images} in {updates} (version {version}){background}. No image is stored. The model is {kind} \
+{classes}, taught with {images} in {updates} (version {version}){background}. {stored} The model is {kind} \
 on the frozen network `{network}` (sha256 `{digest}…`).
 {licence}
 ```python
@@ -76,6 +77,7 @@ def card(state: State, name: str) -> str:
         updates=plural(len(state.updates), "update", "updates"),
         version=state.version,
         background=f" and with {plural(background, 'image', 'images')} of none of them" if background else "",
+        stored=stored_copies(state),
         kind="one adapter" if state.adapter else "statistics of features, without an adapter,",
         network=printable(state.backbone["name"]),
         digest=printable(state.backbone["sha256"][:16]),
@@ -122,6 +124,9 @@ def history_row(update: Update) -> tuple[str, ...]:
     images, seconds = f"{update['images']:,}", f"{update['seconds']:.1f}"
     if update["kind"] == "background":
         return version, date, f"background: {update['name']}", "", images, known, "", "", seconds
+    if update["kind"] == "refresh":
+        photos = f"{update['images'] + update['replayed']:,}"
+        return version, date, update["name"], "", photos, known, "", format_accuracy(update, "overall"), seconds
     again = len(names) - update["new_classes"]
     classes = f"+{update['new_classes']}" + (f", {again} again" if again else "")
     accuracies = format_accuracy(update), format_accuracy(update, "overall")

@@ -33,6 +33,7 @@ from onea.files import (
     write_atomically,
     write_error,
 )
+from onea.model.exemplars import SUFFIX, ExemplarFile, Exemplars, exemplar_files
 from onea.model.learning.fingerprints import NO_FINGERPRINTS
 from onea.model.parameters import MACHINE, to_python
 from onea.model.state import NO_FEATURES, NO_ROWS, State, empty_statistics
@@ -217,14 +218,17 @@ def read_current(path: Path) -> tuple[Manifest, State]:
 
 
 def verify(path: Path) -> tuple[int, ...]:
-    """Read every version in a model folder; return their numbers.
+    """Read every version in a model folder, and the stored copies of photos; return the numbers of the versions.
 
     Raises:
         OneaError: a version is damaged; the error is about the newest such one.
     """
     manifest, current = read_current(path)
+    states = [current]
     for version in reversed(manifest.versions.kept[:-1]):
-        StoredVersions(path).read(version, current)
+        states.append(StoredVersions(path).read(version, current))
+    for file in {file for state in states for file in exemplar_files(state.exemplars)}:
+        file.read()
     return manifest.versions.kept
 
 
@@ -239,7 +243,7 @@ def read_state(path: Path, version: int) -> State:
     _check_exists(path, folder / layout.TENSORS)
     file, size = open_regular(folder / layout.TENSORS)
     with file, _damage_as_error(path, folder):
-        return _build_state(values, validation.read_tensors(file, size, values))
+        return _build_state(values, validation.read_tensors(file, size, values), path.absolute() / layout.COPIES)
 
 
 def _read_values(path: Path, version: int) -> dict[str, Any]:
@@ -310,20 +314,28 @@ def _clean_up(path: Path, current: State, versions: Versions, card: Mapping[str,
     # After any other update a failure is harmless, because the next update tries again.
     with nullcontext() if current.is_erasure else suppress(OneaError):
         layout.remove_other_versions(path, versions.kept)
+        needed = _referenced_copies(path, versions.kept) if layout.copies_files(path) else set()
+        if needed is not None:
+            layout.remove_other_copies(path, needed)
         for name, content in card.items():
             write_atomically(path / name, content)
-        if left := layout.remaining_files(path, versions.kept):
+        unneeded = [file for file in layout.copies_files(path) if file.name not in (needed or ())]
+        if left := [*layout.remaining_files(path, versions.kept), *unneeded]:
             raise OneaError(f"The class was removed from the model, but {left[0]} may contain it; remove that file.")
 
 
-def _build_state(values: Mapping[str, Any], tensors: Tensors) -> State:
-    """A state from the content of its two files."""
+def _build_state(values: Mapping[str, Any], tensors: Tensors, copies: Path) -> State:
+    """A state from the content of its two files; ``copies`` is the folder with copies of photos."""
     defaults = {"background": tensors["prototypes"][:0], **_OPTIONAL}
     tensors = defaults | {name: value.float() if name in _BFLOAT16 else value for name, value in tensors.items()}
     return State(
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
         | {name: tensors[name] for name in _TENSORS},
+        exemplars={
+            name: tuple(ExemplarFile(**entry, source=copies) for entry in entries)
+            for name, entries in values["exemplars"].items()
+        },
         statistics=_build_statistics(values, tensors),
         adapter=select_prefix(_ADAPTER, tensors),
     )
@@ -343,6 +355,7 @@ def _write_state(path: Path, state: State) -> None:
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
     values |= {"format": FORMAT, "freedom": state.statistics.degrees_of_freedom}
+    values["exemplars"] = {name: [file.to_json() for file in files] for name, files in state.exemplars.items()}
     description = validation.dump(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
     def validate() -> None:
@@ -351,6 +364,7 @@ def _write_state(path: Path, state: State) -> None:
         validation.check_numbers(tensors)
 
     _check_readable(validate)
+    _write_copies(path / layout.COPIES, state.exemplars)
     target = state_folder(path, state.version)
     partial = target.parent / f".partial-{secrets.token_hex(4)}"
     try:
@@ -364,6 +378,28 @@ def _write_state(path: Path, state: State) -> None:
         raise write_error(path, len(content) + len(description), error, _REMEDY) from error
     finally:
         layout.remove_version(partial)
+
+
+def _write_copies(folder: Path, exemplars: Exemplars) -> None:
+    """Write the files of copies that do not exist yet; their names depend on their contents."""
+    missing = [file for file in exemplar_files(exemplars) if check_regular(folder / file.name) is None]
+    for file in missing:
+        if (content := file.read()) is not None:
+            write_atomically(folder / file.name, content, _REMEDY)
+    if missing and folder.exists():
+        sync_folder(folder)
+
+
+def _referenced_copies(path: Path, versions: Sequence[int]) -> set[str] | None:
+    """The names of the files of copies that these versions need; None if a version cannot be read."""
+    names: set[str] = set()
+    for version in versions:
+        try:
+            entries = _read_values(path, version)["exemplars"].values()
+        except OneaError:
+            return None
+        names |= {f"{entry['sha256']}{SUFFIX}" for files in entries for entry in files}
+    return names
 
 
 def _check_readable(read: Callable[[], object]) -> None:

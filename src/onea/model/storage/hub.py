@@ -6,6 +6,7 @@ Only model files are downloaded, and validated like those of any other folder.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 import warnings
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 
-def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
+def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None, copies: bool = False) -> str:
     """Upload the current version, and create the repository if necessary; return its address.
+
+    Stored copies of photos are uploaded only with ``copies``.
 
     Warns if the licence of the network's weights has terms for models made with them.
     """
     import huggingface_hub
 
     state = model.snapshot().state
+    state = state if copies else dataclasses.replace(state, exemplars={})
     if (licence := state.backbone.get("licence")) and (terms := licence_terms(licence)):
         warnings.warn(f"The model was made with weights licensed under {licence}. {terms}", stacklevel=3)
     with tempfile.TemporaryDirectory() as temporary:

@@ -4,7 +4,9 @@
 model.json                    format, valid versions (the last one is current), parameters
 states/000007/state.json      classes, updates, backbone, options, calibration
 states/000007/state.safetensors
+copies/SHA256.safetensors     small copies of photos of a class, if the model keeps any; versions share these files
 README.md, history.png        the model card
+sources.json                  folders that were taught, if they are remembered; never sent
 lock                          held by the process that writes
 
 A folder may come from an untrusted source. Links, pipes and devices with these names are refused, and files with other
@@ -23,17 +25,24 @@ from onea.errors import OneaError
 from onea.files import MODEL_FILE, check_regular, check_writable, sync_folder, write_atomically
 from onea.locks import file_lock
 
-MANIFEST, STATES, LOCK = MODEL_FILE, "states", "lock"
+MANIFEST, STATES, COPIES, LOCK = MODEL_FILE, "states", "copies", "lock"
 CARD, PICTURE = "README.md", "history.png"
+SOURCES = "sources.json"
 STATE, TENSORS = "state.json", "state.safetensors"
-FORMAT = 6  # of model.json and state.json
+FORMAT = 7  # of model.json and state.json
 LAST_VERSION = 999_999  # names of versions have six digits
 _VERSION = "[0-9]" * 6
 # Glob patterns of the files that a model needs.
-MODEL_FILES = (MANIFEST, f"{STATES}/{_VERSION}/{STATE}", f"{STATES}/{_VERSION}/{TENSORS}")
+MODEL_FILES = (
+    MANIFEST,
+    f"{STATES}/{_VERSION}/{STATE}",
+    f"{STATES}/{_VERSION}/{TENSORS}",
+    f"{COPIES}/*.safetensors",
+)
 # Marks an incomplete first save. Versions without this file and without model.json belong to a damaged model, which
 # must not be overwritten.
 _FIRST_SAVE = ".first-save.partial"
+_COPIES_FILE = re.compile(r"\.?[0-9a-f]{64}\.safetensors(\.[0-9]+\.partial)?")  # complete or partial
 _VERSION_FOLDER = re.compile(rf"{_VERSION}|\.partial-\w+")  # complete or partial
 
 
@@ -42,7 +51,8 @@ def _partial_of(*names: str) -> re.Pattern[str]:
     return re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9]+\.partial")
 
 
-_TOP_FILES, _PARTIAL_TOP_FILES = (MANIFEST, CARD, PICTURE, LOCK), _partial_of(MANIFEST, CARD, PICTURE, _FIRST_SAVE)
+_TOP_FILES = (MANIFEST, CARD, PICTURE, SOURCES, LOCK)
+_PARTIAL_TOP_FILES = _partial_of(MANIFEST, CARD, PICTURE, SOURCES, _FIRST_SAVE)
 _STATE_FILES = (STATE, TENSORS, CARD, PICTURE)
 _PARTIAL_STATE_FILES = _partial_of(*_STATE_FILES)
 
@@ -80,7 +90,9 @@ def check_can_hold(path: Path) -> None:
             f"{path} has versions of a model ({versions[0].name}) and no {MANIFEST}; restore it from a backup or "
             "choose another folder."
         )
-    if any(name not in (LOCK, STATES, _FIRST_SAVE) and not _PARTIAL_TOP_FILES.fullmatch(name) for name in names):
+    if any(
+        name not in (LOCK, STATES, COPIES, _FIRST_SAVE) and not _PARTIAL_TOP_FILES.fullmatch(name) for name in names
+    ):
         raise OneaError(f"{path} is not empty and contains no model; choose another folder.")
 
 
@@ -122,6 +134,23 @@ def remaining_files(path: Path, versions: Collection[int]) -> list[Path]:
     return [entry for version in others for entry in _version_files(version)]
 
 
+def remove_other_copies(path: Path, names: Collection[str]) -> None:
+    """Remove all files of copies but these, and partial ones. The lock must be held."""
+    for entry in copies_files(path):
+        if entry.name not in names:
+            with suppress(OSError):
+                entry.unlink()
+    with suppress(OSError):  # only if empty
+        (path / COPIES).rmdir()
+
+
+def copies_files(path: Path) -> list[Path]:
+    """The files of copies, complete or partial."""
+    if not check_regular(path / COPIES, folder=True):
+        return []
+    return [entry for entry in _entries(path / COPIES) if _COPIES_FILE.fullmatch(entry.name)]
+
+
 def _version_files(folder: Path) -> list[Path]:
     """The files of a version, complete or partial."""
     return [
@@ -134,6 +163,7 @@ def _model_files(path: Path) -> Iterator[Path]:
     yield from (path / name for name in (*_TOP_FILES, _FIRST_SAVE))
     for version in _version_folders(path):
         yield from (version / name for name in _STATE_FILES)
+    yield from copies_files(path)
 
 
 def _version_folders(path: Path) -> Iterator[Path]:

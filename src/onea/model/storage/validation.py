@@ -26,6 +26,7 @@ from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.files import DamagedFile, dump_with_checksum, parse_json_object, verify_checksum
 from onea.model.calibration import MAX_SIGNALS_PER_CLASS
+from onea.model.exemplars import MAX_FILE_BYTES
 from onea.model.held_out import MAX_PER_CLASS
 from onea.model.learning.background import MAX_FEATURES
 from onea.model.learning.fingerprints import WORDS
@@ -66,6 +67,12 @@ class _Backbone(TypedDict):
     config: NotRequired[Any]
 
 
+class _ExemplarFile(TypedDict):
+    sha256: str
+    images: Count
+    size: Count
+
+
 class _State(TypedDict):
     version: _Number
     id: str
@@ -78,6 +85,7 @@ class _State(TypedDict):
     temperature: float
     calibration_images: _Number
     updates: list[dict[str, Any]]
+    exemplars: dict[str, list[_ExemplarFile]]
     integer_labels: bool
     freedom: _Number
     sha256: str
@@ -85,21 +93,15 @@ class _State(TypedDict):
 
 class _Update(TypedDict):
     version: _Number
-    kind: Literal["learn", "forget", "rename", "background"]
+    kind: Literal["learn", "refresh", "forget", "rename", "background"]
     date: str
     classes: list[str]
     known: _Number
 
 
-class _Learn(_Update):
+class _Training(_Update):
     name: str
-    new_classes: _Number
     images: _Number
-    repeated: _Number
-    skipped: _Number
-    conflicts: _Number
-    ignored_files: _Number
-    group_folders: _Number
     held_out: _Number
     held_out_accuracy: ZeroToOne | None
     held_out_interval: _Interval
@@ -112,12 +114,22 @@ class _Learn(_Update):
     cross_validated_interval: _Interval
     cross_validated_images: _Number
     cross_validated_before: ZeroToOne | None
+    trained: bool
+    replayed: _Number
+    seconds: float
+
+
+class _Learn(_Training):
+    new_classes: _Number
+    repeated: _Number
+    skipped: _Number
+    conflicts: _Number
+    ignored_files: _Number
+    group_folders: _Number
     few_photos: _Number
     fewest: dict[str, int]
-    trained: bool
     distinguished: bool
     relabelled_background: _Number
-    seconds: float
 
 
 class _Background(_Update):
@@ -136,7 +148,7 @@ class _Rename(_Update):
     merged: NotRequired[bool]
 
 
-_UPDATES = {"learn": _Learn, "background": _Background, "forget": _Forget, "rename": _Rename}
+_UPDATES = {"learn": _Learn, "refresh": _Training, "background": _Background, "forget": _Forget, "rename": _Rename}
 
 
 class UnsupportedFormat(DamagedFile):
@@ -179,6 +191,7 @@ def parse_state(content: bytes, version: int) -> dict[str, Any]:
         raise DamagedFile("a name in it is not valid Unicode")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise DamagedFile("the names of its classes are not unique")
+    _check_exemplars(values["exemplars"], classes)
     if not all(0 < images < MAX_NUMBER for images in values["adapter_images"].values()):
         raise DamagedFile("its image counts of the adapter are invalid")
     if values["temperature"] not in _TEMPERATURES:
@@ -191,6 +204,17 @@ def parse_state(content: bytes, version: int) -> dict[str, Any]:
     except OneaError as error:
         raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
     return values
+
+
+def _check_exemplars(exemplars: Mapping[str, Sequence[Mapping[str, Any]]], classes: Sequence[str]) -> None:
+    """Refuse stored copies of other classes, and names of files that are not hashes."""
+    files = [file for files in exemplars.values() for file in files]
+    if not exemplars.keys() <= set(classes) or not all(exemplars.values()):
+        raise DamagedFile("its stored copies are of classes that do not exist")
+    if any(set(file) != {"sha256", "images", "size"} for file in files):
+        raise DamagedFile("its stored copies have unknown fields")
+    if any(not re.fullmatch("[0-9a-f]{64}", file["sha256"]) or file["size"] > MAX_FILE_BYTES for file in files):
+        raise DamagedFile("its stored copies are invalid")
 
 
 def _load(content: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from onea.learner.adapter_training import Start
 from onea.learner.fixed_views import FixedViews
 from onea.learner.held_out import held_out_mask
+from onea.learner.memory import PENDING, Waiting
 from onea.learner.merged_adapter import (
     AdapterCache,
     AdapterLearner,
@@ -25,13 +26,15 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import LearnerState, NewImages, learn_update
 from onea.merging.average import RunningMean
 from onea.research.methods.classification import FeatureClassification, RandomFeatureOptions
+from onea.research.methods.image_memory import ImageMemory
 from onea.runtime import Runtime
 from onea.schema import ZeroToOne
 from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-_ADAPTER, _OPERATOR, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."  # prefixes of state keys
+# Prefixes of state keys.
+_ADAPTER, _OPERATOR, _START, _ORIGIN, _MEMORY = "adapter.", "operator.", "start.", "origin.", "memory."
 
 
 class AdapterMerging(FeatureClassification):
@@ -57,42 +60,61 @@ class AdapterMerging(FeatureClassification):
         self.learner = AdapterLearner(vit, options, runtime, plan, adapter_cache)
         self.adapter = self.learner.new_adapters().requires_grad_(False).eval().to(runtime.device)
         self.merged = MergedAdapter(_cloned(self.adapter.state_dict()))
+        policy, self.trigger = options.memory_and_trigger()
+        self.memory = ImageMemory(policy) if policy else None
 
     @classmethod
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
         """More epochs for larger tasks, and none for tasks that train no adapter."""
-        plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
+        plan, merged, waiting, known, epochs = StreamPlan(sum(sizes), len(sizes)), 0, 0, 0, []
+        memory, trigger = options.memory_and_trigger()
         for classes in sizes:
+            known, waiting = known + classes, waiting + classes
             is_trained = options.should_train(classes, classes / (classes + merged))
-            epochs.append(options.epochs_for(classes, plan) if is_trained else 0)
-            merged += classes * is_trained
+            trained = classes
+            if memory:
+                is_trained = is_trained or Waiting(waiting, known).is_due(trigger)
+                trained = waiting if memory == PENDING else known
+            epochs.append(options.epochs_for(trained, plan) if is_trained else 0)
+            merged = min(known, merged + trained) if is_trained else merged
+            waiting = 0 if is_trained else waiting
         return epochs
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train an adapter, merge it and add the task's images to the statistics of their classes."""
+        """Train an adapter, merge it and add the task's images to the statistics of their classes.
+
+        With memory, images of earlier classes take part in the training.
+        """
         is_trained = self.options.should_train(len(task.classes), self.merged.sizes_with(task).new_share)
-        held_out, views = torch.zeros(len(task), dtype=torch.bool), None
+        images, labels, sizes, memory = task, task.labels, None, self.memory
+        if memory is not None:
+            is_trained = is_trained or memory.waiting(task).is_due(self.trigger)
+            if is_trained:
+                images, labels = memory.extend(task), memory.labels_with(task)
+        held_out, views = torch.zeros(len(images), dtype=torch.bool), None
         if is_trained and self.options.guard:
-            held_out = held_out_mask(task, self.options.guard)
+            held_out = held_out_mask(images, self.options.guard)
+        if is_trained and memory is not None:
+            sizes = memory.sizes(task, ~held_out)
         if is_trained and self.options.training_views:
             count = self.options.num_fixed_views(len(task), len(task.classes))
-            views = FixedViews.sample(self.vit, self.runtime, task, count, self.options.crop_scale, self.adapter)
+            views = FixedViews.sample(self.vit, self.runtime, images, count, self.options.crop_scale, self.adapter)
 
         def train_and_merge(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
             result = self.learner.train_and_merge(
-                merged, task.subset(~held_out), views=views, held_out=task.subset(held_out)
+                merged, images.subset(~held_out), sizes, views=views, held_out=images.subset(held_out)
             )
             self.runtime.progress.start_phase("prototypes")
             return result
 
         def features(view: int, merged: MergedAdapter) -> Tensor:
             self._set_adapter(merged)
-            return self.task_features(task, self.adapter, view, views)
+            return self.task_features(images, self.adapter, view, views)
 
         name, classifier = next(iter(self.classifiers.items()))
         update = learn_update(
             LearnerState(self.merged, self.statistics),
-            NewImages(task.labels, features, held_out, *self.num_views(task)),
+            NewImages(labels, features, held_out, *self.num_views(task), counted=torch.arange(len(images)) < len(task)),
             train_and_merge if is_trained else None,
             kind=self.kinds[name],
             classifier=classifier,
@@ -100,6 +122,9 @@ class AdapterMerging(FeatureClassification):
         )
         self._set_adapter(update.state.adapter)
         self.set_statistics(update.state.statistics)
+        if memory is not None:
+            self.memory = memory.after(task, ~held_out if update.report["trained"] else None)
+            update.report["memory"] = {"images": len(self.memory), "replayed": len(images) - len(task)}
         return update.report
 
     @property
@@ -121,6 +146,7 @@ class AdapterMerging(FeatureClassification):
             **add_prefix(_START, merged.start),
             **add_prefix(_ORIGIN, merged.origin),
             "merged": torch.tensor([merged.classes, merged.samples]),
+            **add_prefix(_MEMORY, self.memory.state_dict() if self.memory is not None else {}),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
@@ -134,6 +160,8 @@ class AdapterMerging(FeatureClassification):
         # Tensors in the order of the module, which may differ from that of the file.
         tensors = _cloned(self.adapter.state_dict())
         self.merged = MergedAdapter(tensors, classes, samples, operator_state, start, origin)
+        if self.memory is not None:
+            self.memory = self.memory.load(select_prefix(_MEMORY, state))
 
     def _set_adapter(self, merged: MergedAdapter) -> None:
         """Load the weights of a merged adapter."""
