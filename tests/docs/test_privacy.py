@@ -32,7 +32,10 @@ CLAIMS = (
     ("Each sentence below has a test", f"{HERE}::test_every_sentence_is_carried"),
     ("A model folder holds these files", f"{HERE}::test_the_files_are_those_of_the_page"),
     ("A version holds these tensors", f"{HERE}::test_the_tensors_are_those_of_the_page"),
-    ("No photo is kept", f"{HERE}::test_the_tensors_are_those_of_the_page"),
+    ("By default no photo is kept", f"{HERE}::test_the_files_are_those_of_the_page"),
+    ("By default no photo is kept", f"{HERE}::test_the_tensors_are_those_of_the_page"),
+    ("With `--memory 10`", f"{HERE}::test_copies_are_small_and_limited"),
+    ("With `--memory pending`", "tests/model/learning/test_memory.py::test_pending_copies_are_deleted_by_the_training"),
     ("No name of a photo", "tests/model/test_photo_names.py::test_a_saved_model_contains_no_photo_names"),
     ("No name of a photo", "tests/model/storage/test_shared_folders.py::test_a_model_folder_contains_no_path"),
     (
@@ -66,6 +69,15 @@ CLAIMS = (
     ),
     ("What was learned from its photos", FORGET),
     ("A new model, taught without", f"{HERE}::test_a_new_model_has_nothing_of_an_old_one"),
+    (
+        "`onea teach shop.onea FOLDER --memory 0`",
+        "tests/model/learning/test_memory.py::test_memory_can_be_lowered_and_switched_off",
+    ),
+    (
+        "Files below `copies` and `sources.json`",
+        "tests/model/storage/test_copies.py::test_removed_copies_are_not_missed",
+    ),
+    ("Files below `copies` and `sources.json`", "tests/cli/test_memory.py::test_sources_may_be_deleted"),
     ("`onea undo shop.onea` removes", f"{HERE}::test_undo_removes_a_version_from_the_disk"),
     ("Folders of earlier versions", f"{HERE}::test_an_earlier_version_may_be_deleted_by_hand"),
     ("Whoever deletes the model folder", f"{HERE}::test_the_cache_holds_the_place_of_the_network_alone"),
@@ -89,9 +101,16 @@ CLAIMS = (
     ),
     ("`push_to_hub` uploads the current", "tests/model/storage/test_folder.py::test_to_the_hub_and_back"),
     (
+        "`push_to_hub` uploads the current",
+        "tests/model/storage/test_copies.py::test_copies_are_uploaded_only_on_request",
+    ),
+    ("It never uploads", "tests/cli/test_memory.py::test_sources_are_read_by_refresh_alone"),
+    (
         "Exported files hold no path",
         "tests/model/storage/test_shared_folders.py::test_an_exported_file_contains_no_path",
     ),
+    ("Exported files hold no path", "tests/model/storage/test_copies.py::test_an_exported_file_contains_no_copy"),
+    ("Only `onea refresh` reads", "tests/cli/test_memory.py::test_sources_are_read_by_refresh_alone"),
     ("Research runs", "tests/research/data/test_pack.py::test_a_second_call_maps_the_cached_array"),
     ("You may delete it", "tests/research/runs/test_reuse.py"),
 )
@@ -163,8 +182,22 @@ def tensors_of(folder: Path, version: int) -> dict[str, torch.Tensor]:
 def test_the_files_are_those_of_the_page(saved):
     files = {str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()}
     names = {re.sub(r"[0-9]{6}", "000001", name) for name in files}
-    assert names == listed("A model folder holds these files")
+    only_on_request = {"copies/SHA256.safetensors", "sources.json"}
+    assert names == listed("A model folder holds these files") - only_on_request
     assert (saved / "lock").read_bytes() == b"", "only while a process writes"
+
+
+def test_copies_are_small_and_limited(tiny_vit, tiny_images, onea):
+    given = ("--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--memory", "2", "--remember-sources")
+    assert onea("teach", "shop.onea", str(tiny_images / "train"), *given)[0] == 0
+    files = {str(path.relative_to("shop.onea")) for path in Path("shop.onea").rglob("*") if path.is_file()}
+    names = {re.sub(r"[0-9a-f]{64}", "SHA256", re.sub(r"[0-9]{6}", "000001", name)) for name in files}
+    assert names == listed("A model folder holds these files")
+    state = product.load("shop.onea", threads=1).snapshot().state
+    assert [sum(file.images for file in files) for files in state.exemplars.values()] == [2] * 6
+    [file] = state.exemplars["class00"]
+    side = state.preprocess["side"]
+    assert file.decode(side)[0].shape == (2, 3, side, side)
 
 
 def test_the_tensors_are_those_of_the_page(saved):

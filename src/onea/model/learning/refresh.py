@@ -12,6 +12,7 @@ from onea.errors import OneaError
 from onea.model.engine import Engine
 from onea.model.learning.fingerprints import compute_fingerprints
 from onea.model.learning.images import DecodedImages
+from onea.model.learning.replay import add_copies
 from onea.model.learning.update import UpdateSettings, learn_images
 from onea.model.parameters import merging_options
 from onea.model.state import State, Update, history_entry
@@ -95,17 +96,18 @@ def refresh(
     started = time.perf_counter() if started is None else started
     if not merging_options(state.options).train:
         raise OneaError("The model has preset fast, which trains nothing; teach a new model with preset auto.")
-    batch, others = _taught_photos(engine, state, photos)
-    classes = {*(batch.labels or ()), *(state.exemplars if settings.policy.memory != 0 else ())}
-    if len(classes) < 2:
+    found, others = _taught_photos(engine, state, photos)
+    batch = add_copies(found, state, engine.side, progress)
+    assert batch.labels is not None
+    if (classes := len(set(batch.labels))) < 2:
         raise OneaError(
-            f"There are photos of {plural(len(classes), 'class', 'classes')} to train on, and training needs two; give "
-            "the folders with the photos that were taught."
+            f"There are photos of {plural(classes, 'class', 'classes')} to train on, and training needs two; give the "
+            "folders with the photos that were taught."
         )
     learned = learn_images(engine, state, batch, settings, name, progress, may_train=True, required=True)
     update = history_entry("refresh", version, utc_timestamp(), [], len(state.classes)) | {
         "name": name,
-        "images": len(batch),
+        "images": len(found),
         **learned.measures,
         **learned.training_fields,
         "seconds": round(time.perf_counter() - started, 3),
@@ -113,7 +115,7 @@ def refresh(
     before, after = _accuracies(update)
     kept = learned.result.report["trained"] and (before is None or after is None or after >= before)
     new = dataclasses.replace(learned.state, version=version, updates=(*state.updates, update)) if kept else None
-    return new, RefreshReport(kept, before, after, len(batch), update["replayed"], others, update["seconds"])
+    return new, RefreshReport(kept, before, after, len(found), update["replayed"], others, update["seconds"])
 
 
 def _taught_photos(engine: Engine, state: State, photos: DecodedImages | None) -> tuple[DecodedImages, int]:

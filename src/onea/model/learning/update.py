@@ -36,7 +36,7 @@ from onea.model.learning.update_images import UpdateImages, class_names, has_int
 from onea.model.parameters import merging_options, to_python
 from onea.model.reports import PhotoReport, accuracy_fields, few_photos_fields, find_conflicts
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, add_counts, empty_statistics, new_id
-from onea.runtime import Progress, Runtime
+from onea.runtime import NO_PROGRESS, Progress, Runtime
 from onea.tensors import Tensors, round_to_bfloat16
 from onea.text import printable, utc_timestamp
 from onea.vit.adapter import Adapters
@@ -140,7 +140,10 @@ def learn(
     may_train = not later and (is_due or options.should_train(len(names), sizes.new_share))
     # Earlier classes that wait for this training need it even if the features distinguish the new ones.
     required = any(name not in state.adapter_images and name not in names for name in state.exemplars)
-    learned = learn_images(engine, state, batch, settings, title, progress, may_train=may_train, required=required)
+    photos = batch
+    if may_train and settings.policy.memory != 0:
+        photos = add_copies(batch, state, engine.side, progress or NO_PROGRESS)
+    learned = learn_images(engine, state, photos, settings, title, progress, may_train=may_train, required=required)
     images, taught = learned.images, learned.images.taught
     new_state = dataclasses.replace(learned.state, version=version, integer_labels=has_integer_labels(state, batch))
     report = PhotoReport(
@@ -213,15 +216,15 @@ def learn_images(
     may_train: bool,
     required: bool,
 ) -> LearnedImages:
-    """Learn images and, if they may be trained on, stored copies as well.
+    """Learn images, which may include stored copies.
 
     With ``required``, they are trained on even if the present features distinguish their classes.
     """
+    assert batch.labels is not None
     options = merging_options(state.options)
     training = engine.for_training(progress)
-    size = len(batch), len(set(batch.labels or ()))
-    if may_train and state.exemplars and settings.policy.memory != 0:
-        batch = add_copies(batch, state, engine.side, training[1].progress)
+    taught = len(batch) - batch.copies
+    size = taught, len(set(batch.labels[:taught]))
     # Features by the earlier adapter decide which images are held out, and which background images are now classes.
     views = UpdateViews(engine, state, batch, options, settings.seed, training, may_train, size)
     features = views.features(0, views.earlier_adapter)
