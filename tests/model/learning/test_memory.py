@@ -161,6 +161,12 @@ def test_refresh_recognises_photos_that_were_taught(tiny_vit, tiny_images, files
         assert model.undo().snapshot().state is before
 
 
+def test_refresh_with_copies_alone_works_with_a_background(tiny_vit, files):
+    model = taught_in_updates(tiny_vit, files, 3, (A, B, C))
+    model.learn_background(files[F])
+    assert model.refresh().copies == 9
+
+
 def test_refresh_keeps_the_earlier_version_if_it_is_better(tiny_vit, files, monkeypatch):
     model = taught_in_updates(tiny_vit, files, 6, *UPDATES)
     monkeypatch.setattr("onea.model.learning.refresh._accuracies", lambda update: (0.9, 0.8))

@@ -126,7 +126,7 @@ def relabelled_background(state: State, features: Tensor) -> Tensor:
         state: state before the update; without classes, the variance within classes is unknown and none are found.
         features: features of the images of the update by the adapter of the state, ``[N, width]``.
     """
-    if not len(state.background) or not state.classes:
+    if not len(state.background) or not state.classes or not len(features):
         return torch.zeros(len(state.background), dtype=torch.bool)
     return state.signals().background_cosines(features).amax(0) >= _SAME_PHOTO
 
