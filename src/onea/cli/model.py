@@ -162,7 +162,7 @@ def refresh(
             show_default=False,
         ),
     ] = None,
-    on_bad: OnBad = MachineOptions.on_bad,
+    on_bad: OnBad = "skip",
     max_megapixels: MaxMegapixels = None,
     device: Device = MachineOptions.device,
     precision: Precision = MachineOptions.precision,

@@ -239,7 +239,7 @@ class OneA(VersionedModel, Parameters):
         return self
 
     def refresh(
-        self, images: Any = None, *, progress: Progress | bool | None = None, on_bad: OnBad = "fail"
+        self, images: Any = None, *, progress: Progress | bool | None = None, on_bad: OnBad = "skip"
     ) -> RefreshReport:
         """Train the adapter once more on all photos at hand: stored copies, and those of ``images`` that were taught.
 
