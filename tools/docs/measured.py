@@ -218,13 +218,32 @@ UNKNOWN = "models/unknown/unknown-amd-epyc-2.jsonl"
 _TITLES = {"grocery": "Grocery", "cub200": "CUB-200", "cifar100": "CIFAR-100"}
 
 
-def unknown() -> str:
-    """Recognition of photos of classes that were not taught: means over seeds."""
+def _unknown_runs() -> dict[str, list[dict[str, Any]]]:
+    """The runs on test photos in which all classes were taught at once, by dataset and number of classes."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in lines(UNKNOWN):
         if line["looked_at"] == "test photos" and line["updates"] == 1:
             title = f"{_TITLES.get(line['data'], line['data'])}, {line['classes']} classes taught"
             groups.setdefault(title, []).append(line)
+    return groups
+
+
+def detectors() -> str:
+    """AUROC of each published detector on the same features; means over seeds, and of the best one for each seed."""
+    groups = _unknown_runs()
+    if not groups:
+        return NOT_MEASURED
+    names = list(next(iter(groups.values()))[0]["auroc"])
+    rows = [
+        (name, *(f"{fmean(line['auroc'][name] for line in group):.1f}" for group in groups.values())) for name in names
+    ]
+    best = (f"{fmean(max(line['auroc'].values()) for line in group):.1f}" for group in groups.values())
+    return table(("AUROC, %", *groups), [*rows, ("the best of these for each seed", *best)], words=1)
+
+
+def unknown() -> str:
+    """Recognition of photos of classes that were not taught: means over seeds."""
+    groups = _unknown_runs()
     if not groups:
         return NOT_MEASURED
 
@@ -342,5 +361,6 @@ TABLES: dict[str, Callable[..., str]] = {
     "gpu-turns": turns,
     "expect-models": models,
     "unknown": unknown,
+    "detectors": detectors,
     "eight-bits": eight_bits,
 }
