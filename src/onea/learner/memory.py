@@ -18,6 +18,7 @@ from torch import Tensor
 from onea.errors import OneaError, truncate
 
 Memory = int | Literal["pending"]
+_MAX_DIGITS = 4  # of the number of images of each class
 _ROUNDING = 1e-9
 PENDING: Literal["pending"] = "pending"
 
@@ -35,7 +36,7 @@ def parse_memory(value: object) -> Memory:
         return PENDING
     if isinstance(value, int | str) and not isinstance(value, bool):
         text = str(value)
-        if text.isdecimal() and len(text) <= 6:
+        if text.isdecimal() and len(text) <= _MAX_DIGITS:
             return int(text)
     raise OneaError(
         f"memory is {truncate(value)}; give the number of images of each class to keep, 0 for none, or {PENDING}."

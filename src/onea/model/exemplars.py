@@ -24,7 +24,7 @@ from onea.errors import OneaError
 from onea.files import check_regular, read_regular
 from onea.model.learning.fingerprints import NO_FINGERPRINTS, WORDS
 
-MAX_FILE_BYTES = 2**28
+MAX_FILE_BYTES, MAX_COPIES = 2**28, 10_000
 SUFFIX = ".safetensors"
 
 
@@ -80,7 +80,7 @@ class Copies:
             for value, (dtype, shape) in zip((data, ends, fingerprints), expected, strict=True)
         ):
             raise ValueError("not a file of copies")
-        if not len(ends) or int(ends[-1]) != len(data) or bool((ends <= starts).any()):
+        if not 0 < len(ends) <= MAX_COPIES or int(ends[-1]) != len(data) or bool((ends <= starts).any()):
             raise ValueError("its copies do not add up")
         whole = data.numpy().tobytes()
         return cls(
@@ -138,6 +138,8 @@ class ExemplarFile:
             return Copies()
         try:
             copies = Copies.from_bytes(content)
+            if len(copies) != self.images:
+                raise ValueError(f"it has {len(copies)} copies instead of {self.images}")
         except ValueError as error:
             raise self._damage(error) from error
         return copies
