@@ -249,7 +249,7 @@ def test_an_impossible_manifest_is_refused(trial, change, reason):
         ({"exemplars": {"class00": [{"sha256": "../a", "images": 2, "size": 9}]}}, "stored copies are invalid"),
         ({"exemplars": {"class00": [{"sha256": "a" * 64, "images": 2, "size": 2**40}]}}, "stored copies are invalid"),
         ({"exemplars": {"class00": [{"sha256": "a" * 64, "images": 2, "size": 9, "x": 1}]}}, "unknown fields"),
-        ({"exemplars": {"class00": [{"sha256": "a" * 64, "images": 0, "size": 9}]}}, "'exemplars' is"),
+        ({"exemplars": {"class00": [{"sha256": "a" * 64, "images": 0, "size": 9}]}}, "'class00' is"),
         ({"options": {"rank": 10**9}}, "'adapter.blocks.1.down.bias' does not have the expected type and shape"),
         ({"options": {"colour": 1}}, "Unknown option 'colour'"),
         ({"preprocess": {"side": 10**9}}, "of images is invalid"),
