@@ -61,7 +61,8 @@ from onea.vit.network_config import BUNDLED
 RANDOM_FEATURES = 1000
 ADAM = frozenset(("aper-finetune", "l2p", "dualprompt", "coda-prompt", "inflora"))
 # Approximate cost per image and epoch in forward and backward passes; only the order of trials depends on it.
-WEIGHTS = {"sema": 6.0, "joint": 3.0, "cl-lora": 2.0, "mos": 1.5, "l2p": 1.5, "dualprompt": 1.5, "coda-prompt": 1.5}
+WEIGHTS = {"sema": 6.0, "joint": 3.0, "cl-lora": 2.0}
+WEIGHTS |= dict.fromkeys(("mos", "icarl", "l2p", "dualprompt", "coda-prompt"), 1.5)
 
 
 @dataclass(frozen=True)

@@ -115,4 +115,4 @@ def test_images_of_trained_classes_are_not_counted_again(tiny_run):
 
 def test_an_empty_memory_changes_nothing(tiny_run):
     task = with_memory(tiny_run, "2").task(0)
-    assert ImageMemory(2).extend(task) is task
+    assert ImageMemory(policy=2).extend(task) is task

@@ -36,8 +36,8 @@ def method(request) -> str:
 
 
 # Compiled like another method, with a trained adapter or none; tested only with --slow.
-REDUNDANT = ("acmap", "adapter", "aper-adapter", "first-task", "joint", "per-task", "ranpac", "ranpac-first")
-REDUNDANT += ("running-mean", "running-mean-shared", "sequential", "slda")
+REDUNDANT = ("acmap", "adapter", "aper-adapter", "first-task", "gdumb", "joint", "per-task", "ranpac", "ranpac-first")
+REDUNDANT += ("replay", "running-mean", "running-mean-shared", "sequential", "slda")
 WITH_DROPOUT = [
     name for name in BUILT_IN if any(field.name == "dropout" for field in fields(method_class(name).Options))
 ]

@@ -62,7 +62,7 @@ def test_every_task_is_trained_for_the_epochs_of_its_size(method: str, tiny_run)
     for index, size in enumerate(ready.stream.sizes):
         report, seen = ready.method.learn(ready.task(index)), seen + size
         if report.get("trained") is not False:
-            classes = seen if method == "joint" else size  # which trains on all classes seen
+            classes = seen if method_class(method).trains_on_all_classes else size
             assert report["epochs"] == ready.method.options.epochs_for(classes, plan)
             assert report["epochs"] == (3 if classes >= 4 else 1), "two for a task of average size"
 
@@ -116,13 +116,15 @@ def test_the_record_holds_the_size_from_which_the_preset_was_computed(tiny_run, 
 
 # Methods whose best rate was the largest that was tried: a still larger one was not tried, and may be better.
 AT_AN_EDGE = {"cl-lora"}
+UNTRIED = {"gdumb", "icarl", "replay"}  # no rate was tried yet
 
 
 def test_base_learning_rates_are_the_best_of_the_recorded_trials() -> None:
     preset_choice = script("preset_choice", "benchmarks/presets")
     rows = preset_choice.read_rows(preset_choice.TRIALS)
+    assert {name for name in TRAINED if not preset_choice.mean_scores(rows, name)} == UNTRIED
     at_an_edge = set()
-    for name in TRAINED:
+    for name in sorted({*TRAINED} - UNTRIED):
         scores = preset_choice.mean_scores(rows, name)
         assert len(scores) >= preset_choice.number_of_rates(name), name
         assert preset_choice.choose(scores) == method_class(name).base_learning_rate, name

@@ -36,6 +36,9 @@ _METHODS = {
     "inflora": "onea.research.methods.inflora:InfLoRA",
     "cl-lora": "onea.research.methods.cl_lora:CLLoRA",
     "sema": "onea.research.methods.sema:SEMA",
+    "replay": "onea.research.methods.replay:Replay",
+    "gdumb": "onea.research.methods.replay:GDumb",
+    "icarl": "onea.research.methods.replay:ICaRL",
     "joint": "onea.research.methods.bounds:Joint",
     "sequential": "onea.research.methods.bounds:Sequential",
 }

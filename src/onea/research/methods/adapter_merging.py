@@ -61,7 +61,7 @@ class AdapterMerging(FeatureClassification):
         self.adapter = self.learner.new_adapters().requires_grad_(False).eval().to(runtime.device)
         self.merged = MergedAdapter(_cloned(self.adapter.state_dict()))
         policy, self.trigger = options.memory_and_trigger()
-        self.memory = ImageMemory(policy) if policy else None
+        self.memory = ImageMemory(policy=policy) if policy else None
 
     @classmethod
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,9 +15,9 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.learner.local_head import local_head, new_head, train_with_local_head
 from onea.learner.one_a import PUBLISHED
-from onea.learner.optimisation import ParamGroup, train
+from onea.learner.optimisation import Loss, ParamGroup, train
 from onea.learner.options import AdapterOptions
-from onea.learner.tasks import StreamPlan, Task
+from onea.learner.tasks import Task
 from onea.research.methods.contract import Method
 from onea.tensors import Tensors
 from onea.vit.heads import GrowingHead, cosine_scores
@@ -49,6 +47,7 @@ class Joint(Method):
     stores = "every image, one adapter and a head over all classes"
     state = ("adapter", "head", "prototypes")
     in_paper = False
+    trains_on_all_classes = True
     Options = JointOptions
     base_learning_rate = 0.065
     paper_presets: ClassVar = _RECIPES
@@ -60,12 +59,6 @@ class Joint(Method):
         self.head = self._new_head(0)
         self.prototypes = torch.empty(0, self.vit.width, device=self.runtime.device)
 
-    @classmethod
-    def epochs_per_task(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
-        """The epochs of a task with all classes seen so far."""
-        plan = StreamPlan(sum(sizes), len(sizes))
-        return [options.epochs_for(classes, plan) for classes in accumulate(sizes)]
-
     def learn(self, task: Task) -> dict[str, Any]:
         """Train from scratch on all classes seen so far."""
         if task.cumulative_task is None:
@@ -74,15 +67,18 @@ class Joint(Method):
                 "use it with 'onea run' on a whole stream, or choose another method."
             )
         # The index seeds the random generators, so that every task has different ones, also after a run is resumed.
-        cumulative = dataclasses.replace(task.cumulative_task(), index=task.index)
+        return self.train_from_scratch(dataclasses.replace(task.cumulative_task(), index=task.index))
+
+    def train_from_scratch(self, task: Task) -> dict[str, Any]:
+        """Train a new adapter and a new head on a task with images of all classes seen so far."""
         self.adapter = self.new_adapters(task.seed, task.index)
-        self.head = local_head(self.vit.width, cumulative, self.options.head, self.options.head_scale)
-        recipe = self.recipe(cumulative)
-        losses = train_with_local_head(self.vit, self.adapter, self.head, cumulative, recipe, self.runtime)
+        self.head = local_head(self.vit.width, task, self.options.head, self.options.head_scale)
+        recipe = self.recipe(task)
+        losses = train_with_local_head(self.vit, self.adapter, self.head, task, recipe, self.runtime)
         if self.options.classifier == "prototypes":
             self.runtime.progress.start_phase("prototypes")
-            self.prototypes = self.compute_prototypes(cumulative, self.adapter)
-        return {"epochs": recipe.epochs, "losses": losses, "images": len(cumulative)}
+            self.prototypes = self.compute_prototypes(task, self.adapter)
+        return {"epochs": recipe.epochs, "losses": losses, "images": len(task)}
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head, or cosines of the adapted features to the prototypes."""
@@ -124,7 +120,7 @@ class Sequential(Method):
     paper = ""
     trains = "one adapter and a linear head, in every task"
     stores = "one adapter and a linear head"
-    state = ("adapter", "head")
+    state: ClassVar[tuple[str, ...]] = ("adapter", "head")
     in_paper = False
     Options = SequentialOptions
     base_learning_rate = 0.00061
@@ -139,17 +135,30 @@ class Sequential(Method):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add rows to the head and continue to train adapter and head."""
+        self.add_classes(task)
+        # Old classes are in the softmax but never the label, so their logits decrease: catastrophic forgetting.
+        return self.fine_tune(task, self.cross_entropy)
+
+    def add_classes(self, task: Task) -> None:
+        """Add rows for the classes of a task to the head; the first task also initialises the adapter."""
         if len(self.head.weight) == 0:
             self.adapter = self.new_adapters(task.seed, task.index)
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
 
-        def loss(images: Tensor, labels: Tensor) -> Tensor:
-            # Old classes are in the softmax but never the label, so their logits decrease: catastrophic forgetting.
-            return F.cross_entropy(self.head(self.vit(images, self.adapter)).float(), labels)
-
+    def fine_tune(self, task: Task, loss: Loss) -> dict[str, Any]:
+        """Continue to train adapter and head; returns epochs and losses for the report."""
         trained = [ParamGroup(self.adapter), ParamGroup(self.head)]
         recipe = self.recipe(task)
         return {"epochs": recipe.epochs, "losses": train(trained, loss, task, recipe, self.runtime)}
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits ``[B, classes seen]`` of a batch in training, in float32."""
+        logits: Tensor = self.head(self.vit(images, self.adapter))
+        return logits.float()
+
+    def cross_entropy(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy over all classes seen so far."""
+        return F.cross_entropy(self.logits(images), labels)
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -60,6 +61,8 @@ class Method(ABC):
         state: names of the attributes that are kept between tasks: tensors, modules, lists of modules, or None.
         in_paper: whether the One-A paper reports the method.
         inserts_modules: whether modules are inserted into the network; otherwise every network is supported.
+        trains_on_all_classes: whether each task trains on images of all classes so far, for the epochs of one task with
+            all of them.
         adapter_per_task: whether each task adds an adapter (or low-rank updates) that is used at inference.
         Options: dataclass of the hyper-parameters.
         base_learning_rate: learning rate of the preset ``auto``, for any dataset; None for the default of the options.
@@ -75,6 +78,7 @@ class Method(ABC):
     state: ClassVar[tuple[str, ...]]
     in_paper: ClassVar[bool] = True
     inserts_modules: ClassVar[bool] = True
+    trains_on_all_classes: ClassVar[bool] = False
     adapter_per_task: ClassVar[bool] = False
     Options: ClassVar[type] = NoOptions
     base_learning_rate: ClassVar[float | None] = None
@@ -172,7 +176,8 @@ class Method(ABC):
         if not hasattr(options, "epochs_for"):  # options that do not derive from TrainingOptions
             return [getattr(options, "epochs", 0)] * len(sizes)
         plan = StreamPlan(sum(sizes), len(sizes))
-        return [options.epochs_for(classes, plan) for classes in sizes]
+        trained = accumulate(sizes) if cls.trains_on_all_classes else sizes
+        return [options.epochs_for(classes, plan) for classes in trained]
 
     def epochs_for(self, task: Task) -> int:
         """Epochs of training for a task."""

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,28 +20,31 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
-class ImageMemory:
-    """Images of earlier tasks, and what the adapter was trained on.
+class KeptImages:
+    """Images of earlier tasks.
 
     Attributes:
-        policy: which images are kept.
         rows: rows of the images, ``[K]``.
         labels: labels of the images, ``[K]``.
-        trained: number of different images of each class so far that the adapter was trained on, ``[classes]``.
     """
 
-    policy: Memory
     rows: Tensor = _NONE
     labels: Tensor = _NONE
-    trained: Tensor = _NONE
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def waiting(self, task: Task) -> Waiting:
-        """The classes of the task and of the memory that no adapter was trained on."""
-        classes = torch.cat([task.labels, self.labels]).unique()
-        return Waiting(int((self._trained(task.classes.stop)[classes] == 0).sum()), task.classes.stop)
+    def add(self, task: Task, positions: Tensor) -> Self:
+        """The memory with the images at these positions of a task."""
+        return replace(
+            self,
+            rows=torch.cat([self.rows, task.rows[positions]]),
+            labels=torch.cat([self.labels, task.labels[positions]]),
+        )
+
+    def as_task(self, task: Task) -> Task:
+        """A task with the kept images of all classes so far in place of its own."""
+        return replace(task, classes=range(task.classes.stop), rows=self.rows, labels=self.labels)
 
     def extend(self, task: Task) -> Task:
         """A task with its images, then those of the memory; its labels are numbered from 0 without gaps."""
@@ -59,6 +63,32 @@ class ImageMemory:
         """The labels of the images of ``extend(task)`` in the stream."""
         return torch.cat([task.labels, self.labels])
 
+    def state_dict(self) -> Tensors:
+        """All that is kept, as tensors."""
+        return {"rows": self.rows, "labels": self.labels}
+
+    def load(self, state: Tensors) -> Self:
+        """The memory with these tensors, on the CPU."""
+        return replace(self, **{name: state[name].cpu() for name in self.state_dict()})
+
+
+@dataclass(frozen=True)
+class ImageMemory(KeptImages):
+    """Images of earlier tasks, and what the adapter was trained on.
+
+    Attributes:
+        policy: which images are kept.
+        trained: number of different images of each class so far that the adapter was trained on, ``[classes]``.
+    """
+
+    policy: Memory = field(kw_only=True)
+    trained: Tensor = _NONE
+
+    def waiting(self, task: Task) -> Waiting:
+        """The classes of the task and of the memory that no adapter was trained on."""
+        classes = torch.cat([task.labels, self.labels]).unique()
+        return Waiting(int((self._trained(task.classes.stop)[classes] == 0).sum()), task.classes.stop)
+
     def sizes(self, task: Task, is_trained: Tensor) -> Sizes:
         """The sizes of the merge: a class that was trained before is split by its images on each side.
 
@@ -76,25 +106,21 @@ class ImageMemory:
             # Images of the memory are new to the adapter only if their class is.
             is_new = (torch.arange(len(labels)) < len(task)) | (counts[labels] == 0)
             counts = counts + torch.bincount(labels[is_new & is_trained], minlength=len(counts))
-        rows, labels = self.rows, self.labels
         if self.policy == PENDING and is_trained is not None:
             return replace(self, rows=_NONE, labels=_NONE, trained=counts)
-        kept = torch.arange(len(task))
-        if self.policy != PENDING:
-            order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "memory"))
-            kept = torch.cat([order[task.labels[order] == label][: self.policy] for label in task.classes])
-        return replace(
-            self, rows=torch.cat([rows, task.rows[kept]]), labels=torch.cat([labels, task.labels[kept]]), trained=counts
-        )
+        kept = torch.arange(len(task)) if self.policy == PENDING else sample_positions(task, self.policy)
+        return replace(self.add(task, kept), trained=counts)
 
     def state_dict(self) -> Tensors:
         """All that is kept, as tensors."""
-        return {"rows": self.rows, "labels": self.labels, "trained": self.trained}
-
-    def load(self, state: Tensors) -> ImageMemory:
-        """A memory with this policy from tensors."""
-        return replace(self, rows=state["rows"], labels=state["labels"], trained=state["trained"])
+        return super().state_dict() | {"trained": self.trained}
 
     def _trained(self, classes: int) -> Tensor:
         """``trained`` with zeros for new classes."""
         return torch.nn.functional.pad(self.trained, (0, classes - len(self.trained)))
+
+
+def sample_positions(task: Task, count: int) -> Tensor:
+    """Positions of at most ``count`` images of each class of a task, at random."""
+    order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "memory"))
+    return torch.cat([order[task.labels[order] == label][:count] for label in task.classes])
