@@ -36,12 +36,12 @@ def launch(values: dict, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "method", ["one-a", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mos", "one-a-plus"))]
+    "method", ["one-a", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mos", "one-a-plus", "tuna"))]
 )
 def test_two_processes_equal_one(method, tiny_run, tmp_path):
     """Equal predictions except for at most one image, and losses up to 0.1 %; without dropout, as its masks differ."""
     options = tiny_run["options"] | {"dropout": 0.0, "batch_size": 7}
-    if method == "mos":
+    if method in ("mos", "tuna"):
         options = {name: value for name, value in options.items() if not name.endswith("_epochs")} | {
             "alignment_epochs": 2
         }

@@ -46,7 +46,30 @@ class CosineHead(nn.Module):
         return self.scale * cosine_scores(features, self.weight)
 
 
-class GrowingHead(nn.Module):
+def _truncated_normal(classes: int, width: int, generator: torch.Generator) -> Tensor:
+    return nn.init.trunc_normal_(torch.empty(classes, width), std=0.02, generator=generator)
+
+
+class _GrowingRows(nn.Module):
+    """Parameters with a row per class seen, to which every task adds rows."""
+
+    def append(self, head: _GrowingRows) -> None:
+        """Add the rows of another head."""
+        self._append(**dict(head.named_parameters()))
+
+    def _append(self, **rows: Tensor) -> None:
+        for name, new in rows.items():
+            old = self.get_parameter(name).detach()
+            setattr(self, name, nn.Parameter(torch.cat([old, new.detach().to(old.device)])))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Restore any number of rows."""
+        for name, rows in self.named_parameters():
+            setattr(self, name, nn.Parameter(rows.new_empty(state_dict[prefix + name].shape)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class GrowingHead(_GrowingRows):
     """A linear classifier over all classes seen, to which every task adds rows.
 
     ``start`` is the initialisation of new rows: ``truncated`` (truncated normal with standard deviation 0.02, zero
@@ -63,30 +86,34 @@ class GrowingHead(nn.Module):
         """Add rows for new classes."""
         width = self.weight.shape[1]
         if self.start == "truncated":
-            rows = nn.init.trunc_normal_(torch.empty(classes, width), std=0.02, generator=generator)
-            bias = torch.zeros(classes)
-        else:
-            rows, bound = _uniform(classes, width, generator), 1 / math.sqrt(width)
-            bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
-        self._append(rows.to(self.weight.device), bias.to(self.bias.device))
-
-    def append(self, head: GrowingHead) -> None:
-        """Add the rows of another head."""
-        self._append(head.weight.detach(), head.bias.detach())
-
-    def _append(self, rows: Tensor, bias: Tensor) -> None:
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        """Restore any number of rows."""
-        for name, rows in self.named_parameters():
-            setattr(self, name, nn.Parameter(rows.new_empty(state_dict[prefix + name].shape)))
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            self._append(weight=_truncated_normal(classes, width, generator), bias=torch.zeros(classes))
+            return
+        rows, bound = _uniform(classes, width, generator), 1 / math.sqrt(width)
+        self._append(weight=rows, bias=torch.empty(classes).uniform_(-bound, bound, generator=generator))
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``[B, classes seen]``."""
         return F.linear(features, self.weight, self.bias)
+
+
+class GrowingCosineHead(_GrowingRows):
+    """Cosine similarities to a vector per class seen, times a fixed scale; every task adds vectors.
+
+    New vectors are truncated normal with standard deviation 0.02.
+    """
+
+    def __init__(self, width: int, scale: float):
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(0, width))
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Add vectors for new classes."""
+        self._append(weight=_truncated_normal(classes, self.weight.shape[1], generator))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``[B, classes seen]``."""
+        return self.scale * cosine_scores(features, self.weight)
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: range) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MOS against independent formulas: merging, Gaussians, alignment and retrieval."""
+"""MOS against independent formulas: merging, Gaussians and retrieval."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.research.methods.mos import MOS, Gaussians, align_classifier, separation_loss
-from onea.vit.heads import GrowingHead
+from onea.research.methods.mos import MOS, separation_loss
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -166,22 +165,6 @@ def test_alignment_changes_only_the_head_and_starts_with_the_second_task(tiny_ru
         assert torch.equal(value, aligned.method.state_dict()[name]) != name.startswith("head."), name
 
 
-def test_alignment_learns_to_separate_the_gaussians():
-    means = 3 * torch.eye(4)
-    gaussians = Gaussians(4)
-    for position, mean in enumerate(means):
-        features = mean + 0.3 * torch.randn(50, 4, generator=generator(position))
-        gaussians.add(features, torch.full((50,), position), range(position, position + 1))
-    head = GrowingHead(4)
-    head.grow(4, generator())
-    settings = {"epochs": 10, "weight_decay": 5e-4, "batch_size": 20}
-    losses = align_classifier(head, gaussians, learning_rate=0.1, generator=generator(), **settings)
-    assert losses[-1] < 0.1 < losses[0]
-    assert head(means).argmax(1).tolist() == [0, 1, 2, 3]
-    with pytest.raises(OneaError, match="alignment"):
-        align_classifier(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
-
-
 def test_prototypes_use_the_first_adapter_and_gaussians_that_of_their_task(tiny_run):
     ready = mos(tiny_run, "2,2,2", learning_rate=0.5, scale=1.0, momentum=0.0)
     method = learn_all(ready)
@@ -256,52 +239,6 @@ def test_separation_equals_loops_over_rows():
     torch.testing.assert_close(separation_loss(features, old), torch.stack(terms).mean())
     assert separation_loss(features[:1], old[:0]) == 0
     assert torch.isfinite(separation_loss(1e3 * features, 1e3 * old))
-
-
-def test_gaussians_store_mean_and_covariance_with_jitter():
-    features = torch.randn(30, 4, generator=generator(1)) @ torch.randn(4, 4, generator=generator(2))
-    labels = torch.tensor([7] * 12 + [8] * 17 + [9])
-    full, diagonal = Gaussians(4), Gaussians(4, "diagonal")
-    for gaussians in (full, diagonal):
-        gaussians.add(features, labels, range(7, 10))
-        torch.testing.assert_close(gaussians.means[1], features[12:29].mean(0))
-    for index, features_of_class in enumerate((features[:12], features[12:29])):
-        expected = torch.cov(features_of_class.T) + 1e-4 * torch.eye(4)
-        torch.testing.assert_close(full.factor_of(index) @ full.factor_of(index).T, expected)
-        torch.testing.assert_close(diagonal.factor_of(index).square(), torch.diag(torch.diag(expected)))
-    for gaussians in (full, diagonal):
-        torch.testing.assert_close(gaussians.factor_of(2), 0.01 * torch.eye(4))
-    assert full.factors.shape == (3, 10)
-
-
-def test_gaussians_of_fewer_images_than_dimensions():
-    features = 10 * torch.randn(3, 64, generator=generator(1))
-    gaussians = Gaussians(64)
-    gaussians.add(features, torch.zeros(3, dtype=torch.int64), range(1))
-    factor = gaussians.factor_of(0)
-    torch.testing.assert_close(factor @ factor.T, torch.cov(features.T) + 1e-4 * torch.eye(64), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_sampled_features_have_the_statistics_of_their_class(covariance):
-    source = torch.randn(100, 3, generator=generator(1)) @ torch.tensor([[1.0, 2, 0], [0, 1, 3], [0, 0, 0.5]])
-    gaussians = Gaussians(3, covariance)
-    gaussians.add(torch.cat([source, source + 5]), torch.arange(2).repeat_interleave(100), range(2))
-    features, labels = gaussians.sample(20_000, generator(4))
-    assert labels.bincount().tolist() == [20_000, 20_000]
-    expected = torch.cov(source.T) if covariance == "full" else torch.diag(source.var(0))
-    for label in (0, 1):
-        features_of_class = features[labels == label]
-        torch.testing.assert_close(features_of_class.mean(0), source.mean(0) + 5 * label, rtol=0, atol=0.1)
-        torch.testing.assert_close(torch.cov(features_of_class.T), expected, rtol=0.05, atol=0.15)
-    again = Gaussians(3, covariance)
-    again.load_state_dict(gaussians.state_dict())
-    assert torch.equal(again.sample(5, generator(4))[0], gaussians.sample(5, generator(4))[0])
-
-
-def test_gaussians_refuse_features_that_are_not_finite():
-    with pytest.raises(OneaError, match="NaN"):
-        Gaussians(2).add(torch.tensor([[0.0, float("nan")]]), torch.zeros(1, dtype=torch.int64), range(1))
 
 
 def test_published_adapter_has_the_published_size(tiny_run):

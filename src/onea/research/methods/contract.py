@@ -206,6 +206,10 @@ class Method(ABC):
             features: Tensor = self.vit(images, hooks)
             return features
 
+    def whole_image_features(self, task: Task, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+        """Features ``[N, width]`` of all images of a task, without augmentation."""
+        return torch.cat([self.features(images, hooks) for images, _ in task.whole_image_batches(EVALUATION_BATCH)])
+
     def compute_prototypes(self, task: Task, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Mean feature of each class of a task, without augmentation: ``[classes of the task, width]``."""
         return self.compute_prototypes_per_module(task, [hooks])[0]

@@ -12,133 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea import schedules, seeds
-from onea.errors import OneaError
+from onea import seeds
 from onea.learner.optimisation import ParamGroup, train
 from onea.learner.options import BottleneckOptions
 from onea.learner.tasks import Task
+from onea.research.methods.alignment import Covariance, Gaussians, align_classifier
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import published
 from onea.schema import BelowOne, Count, NotNegative, Positive
-from onea.tensors import Tensors, to_float64
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
-from onea.vit.batching import EVALUATION_BATCH
-from onea.vit.heads import GrowingHead, class_means, cosine_scores, masked_cross_entropy
+from onea.vit.heads import GrowingHead, cosine_scores, masked_cross_entropy
 from onea.vit.hooks import BlockHooks
 
-Covariance = Literal["full", "diagonal"]
 _HEAD_RATE = 0.1  # learning rate of the head, relative to the adapter
-
-
-class Gaussians:
-    """A Gaussian of the features of each class, from which features can be sampled in place of old images.
-
-    A full covariance is stored as the lower triangle of its Cholesky factor, a diagonal one as standard deviations.
-    ``jitter`` is added to every variance, so that the covariance of a class with fewer images than dimensions is
-    positive definite.
-    """
-
-    def __init__(
-        self, width: int, covariance: Covariance = "full", *, jitter: float = 1e-4, device: torch.device | None = None
-    ):
-        self.width, self.covariance, self.jitter, self.device = width, covariance, jitter, device
-        self._rows, self._columns = torch.tril_indices(width, width, device=device)
-        size = width if covariance == "diagonal" else len(self._rows)
-        self.means = torch.empty(0, width, device=device)
-        self.factors = torch.empty(0, size, device=device)
-
-    def __len__(self) -> int:
-        return len(self.means)
-
-    def add(self, features: Tensor, labels: Tensor, classes: range) -> None:
-        """Add new classes, with features ``[N, width]`` and the unbiased covariance (zero for a single image)."""
-        # In float64 on the CPU: in float32 the factorisation may fail with a jitter of 1e-4.
-        features, labels = features.detach().cpu().double(), labels.cpu()
-        if not torch.isfinite(features).all():
-            raise OneaError("The features contain NaN or infinity; lower the learning rate (--learning-rate).")
-        means = class_means(features, labels, classes)
-        factors = [
-            self._factor(features[labels == position] - mean) for position, mean in zip(classes, means, strict=True)
-        ]
-        self.means = torch.cat([self.means, means.float().to(self.device)])
-        self.factors = torch.cat([self.factors, torch.stack(factors).float().to(self.device)])
-
-    def factor_of(self, position: int) -> Tensor:
-        """The Cholesky factor ``[width, width]`` of the covariance of a class."""
-        stored = self.factors[position]
-        if self.covariance == "diagonal":
-            return torch.diag(stored)
-        factor = stored.new_zeros(self.width, self.width)
-        factor[self._rows, self._columns] = stored
-        return factor
-
-    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Sample ``count`` features of each class, with their labels."""
-        samples = []
-        for position, mean in enumerate(self.means):
-            noise = torch.randn(count, self.width, generator=generator).to(self.device)
-            diagonal = self.covariance == "diagonal"
-            spread = noise * self.factors[position] if diagonal else noise @ self.factor_of(position).T
-            samples.append(mean + spread)
-        return torch.cat(samples), torch.arange(len(self), device=self.device).repeat_interleave(count)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Means and factors of all classes."""
-        return {"means": self.means, "factors": self.factors}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a saved state of any number of classes."""
-        self.means, self.factors = state["means"].to(self.device), state["factors"].to(self.device)
-
-    def _factor(self, centred: Tensor) -> Tensor:
-        degrees_of_freedom = max(len(centred) - 1, 1)
-        if self.covariance == "diagonal":
-            return (centred.square().sum(0) / degrees_of_freedom + self.jitter).sqrt()
-        covariance = centred.T @ centred / degrees_of_freedom + self.jitter * torch.eye(self.width, dtype=centred.dtype)
-        factor: Tensor = torch.linalg.cholesky(covariance)
-        return factor[self._rows.cpu(), self._columns.cpu()]
-
-
-def align_classifier(
-    head: nn.Module,
-    gaussians: Gaussians,
-    *,
-    epochs: int,
-    learning_rate: float,
-    weight_decay: float,
-    batch_size: int,
-    generator: torch.Generator,
-) -> list[float]:
-    """Retrain a classifier on sampled features, by cross-entropy over all classes seen so far.
-
-    Each epoch samples ``batch_size`` features per class and takes one step of this batch size per class.
-
-    Returns:
-        The mean loss of each epoch.
-
-    Raises:
-        OneaError: a loss is not finite.
-    """
-    optimiser = torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay)
-    mean_losses = []
-    for epoch in range(epochs):
-        optimiser.param_groups[0]["lr"] = learning_rate * schedules.cosine(epoch, epochs)
-        features, labels = gaussians.sample(batch_size, generator)
-        batch_losses = []
-        for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
-            value = F.cross_entropy(head(features[rows]), labels[rows])
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            optimiser.step()
-            batch_losses.append(value.detach())
-        mean = to_float64(torch.stack(batch_losses)).mean()
-        if not torch.isfinite(mean):
-            raise OneaError(
-                f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "
-                "lower its learning rate (--alignment-learning-rate)."
-            )
-        mean_losses.append(float(mean))
-    return mean_losses
 
 
 @dataclass(frozen=True)
@@ -263,8 +150,7 @@ class MOS(Method):
     def _fit_classes(self, task: Task, hooks: BlockHooks) -> None:
         """A Gaussian of each new class with the newest adapter, and a prototype with the first adapter."""
         self.runtime.progress.start_phase("prototypes")
-        features = [self.features(images, hooks) for images, _ in task.whole_image_batches(EVALUATION_BATCH)]
-        self.gaussians.add(torch.cat(features), task.labels, task.classes)
+        self.gaussians.add(self.whole_image_features(task, hooks), task.labels, task.classes)
         is_first = len(self.snapshots) == 1  # the newest adapter is the first one
         new = self.gaussians.means if is_first else self.compute_prototypes(task, self.snapshots[0])
         self.prototypes = torch.cat([self.prototypes, new])
