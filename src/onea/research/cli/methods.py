@@ -77,7 +77,9 @@ def _options(name: str, preset: str, data: str) -> Table:
         for option, *_ in list_options(kind)
     ]
     title = f"options of {name}, preset {preset}, for {data}"
-    return Table.from_texts(title, ("option", "default", "meaning"), rows, text_columns=3)
+    related = method_class(name).related
+    notes = ("related work:", *(f"- {work}{_link(link)}" for work, link in related.items())) if related else ()
+    return replace(Table.from_texts(title, ("option", "default", "meaning"), rows, text_columns=3), notes=notes)
 
 
 def _components(heading: str, classes: Mapping[str, Any]) -> Table:

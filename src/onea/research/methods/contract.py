@@ -56,6 +56,7 @@ class Method(ABC):
     Attributes:
         title: name of the method in papers.
         paper: link to the paper of the method.
+        related: the closest earlier work on the method's parts, each with a link.
         trains: what is trained, in a few words.
         stores: what is kept between tasks, in a few words.
         state: names of the attributes that are kept between tasks: tensors, modules, lists of modules, or None.
@@ -76,6 +77,7 @@ class Method(ABC):
     trains: ClassVar[str]
     stores: ClassVar[str]
     state: ClassVar[tuple[str, ...]]
+    related: ClassVar[Mapping[str, str]] = {}
     in_paper: ClassVar[bool] = True
     inserts_modules: ClassVar[bool] = True
     trains_on_all_classes: ClassVar[bool] = False

@@ -40,6 +40,16 @@ class OneAPlus(AdapterMerging):
     Options = OneAPlusOptions
     base_learning_rate = 0.031
     paper_presets: ClassVar = {}
+    related: ClassVar = {
+        "SDC, drift of class means": "https://arxiv.org/abs/2004.00440",
+        "LDC, a linear map": "https://arxiv.org/abs/2407.08536",
+        "DPCR, a linear map of second moments": "https://arxiv.org/abs/2503.05423",
+        "SLDC, a linear map of Gaussians": "https://arxiv.org/abs/2511.09926",
+        "MoAL, an averaged adapter and a linear map": "https://github.com/Zi-Jian-Gao/Moal",
+        "LR-RGDA and HopDC, low-rank Gaussians": "https://arxiv.org/abs/2602.00144",
+        "RDA, shrunk covariances (Friedman 1989)": "https://www.jstor.org/stable/2289860",
+        "Deep SRDA, the same on deep features": "https://arxiv.org/abs/2309.08353",
+    }
     options: OneAPlusOptions
 
     @classmethod
