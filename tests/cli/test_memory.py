@@ -53,7 +53,7 @@ def test_the_first_update_says_what_is_stored_and_what_memory_would_bring(onea, 
 
 def test_memory_is_printed_and_stays_with_the_model(onea, teach):
     out = teach("monday", 0, 1, 2, options=("--memory", "2"))
-    assert "It stores 6 small copies of photos of 3 classes (0.0 MB)." in out
+    assert "The model stores 6 small copies of photos of 3 classes (" in out
     out = teach("tuesday", 3, options=("--later",))
     assert "Classes that wait for training: 1 of 4 classes; it is due now" in out
     facts = info(onea)

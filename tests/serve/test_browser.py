@@ -332,3 +332,35 @@ def test_the_history_shows_held_out_and_cross_validated_shares(open_page):
     assert dots.nth(1).text_content().endswith("accuracy: 90 % of 40 (77 to 96 %)")
     assert page.locator("#chart g, #chart text", has_text="all classes").count() == 1, "a legend"
     assert page.locator("#chart circle.all title").count() == 1
+
+
+@pytest.fixture
+def shop_with_memory(shop):
+    """Its updates store three copies of each class."""
+    onea_load(shop, threads=1).set_params(memory=3).rename("class00", "apple").save(shop)
+    return shop
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_training_on_stored_copies(shop_with_memory, open_page, tiny_images, tmp_path, width):
+    """The page says what is stored; a button trains on it, and the remarks say what it brought."""
+    page = open_page(width)
+    train = page.get_by_role("button", name="Train on the stored copies")
+    assert page.locator("#stored").inner_text() == "Photos are not stored, neither for predictions nor for teaching."
+    assert train.is_hidden()
+    page.get_by_label("Token").fill(TOKEN)
+    for label in (4, 5):
+        page.get_by_label("Class name").fill(f"fruit {label}")
+        page.get_by_label("Photos of the class").set_input_files(
+            saved(tmp_path / f"{label}", photos(tiny_images, label))
+        )
+        page.get_by_role("button", name="Teach", exact=True).click()
+        page.get_by_text(f"Learned “fruit {label}” from 6 photos").wait_for()
+    assert "small copies of photos of 2 classes" in page.locator("#memory").inner_text()
+    assert "the model stores small copies" in page.locator("#stored").inner_text()
+    train.click()
+    page.get_by_text("trained on 6 stored copies").wait_for()
+    assert page.locator("#teach-done").inner_text().startswith("The model is at version")
+    assert train.is_enabled()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+    page.screenshot(path=tmp_path / f"memory-{width}.png", full_page=True)

@@ -22,7 +22,7 @@ def test_a_training_can_be_left_to_a_refresh(memory_shop, tiny_images):
     with client_of(memory_shop) as client:
         report = job_end(client, client.post("/learn?later=true", content=class_zip(tiny_images, 3, 4), headers=ZIP))
         assert report["total"] == 0
-        assert any(line.startswith("It stores 6 small copies") for line in report["remarks"])
+        assert any(line.startswith("The model stores 6 small copies") for line in report["remarks"])
         assert any("it is due now" in line for line in report["remarks"])
         report = job_end(client, client.post("/refresh", headers=TEACHER))
         assert report["status"] == "done"

@@ -14,6 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
 from onea.data.decode import upload_formats
+from onea.model.exemplars import count_images
+from onea.model.learning.memory_report import memory_lines
 from onea.model.reports import notes
 from onea.model.state import State
 from onea.serve.access import TokenFailures, bearer, check_token, client_address
@@ -261,15 +263,17 @@ async def rename(
 async def healthz(app: App) -> HealthResponse:
     """Return 200 while the service accepts requests, and 503 during a shutdown."""
     service = app.service
-    settings = service.settings
+    settings, current = service.settings, service.current
     return HealthResponse(
         status="ok",
         name=service.path.name.removesuffix(".onea"),
-        version=service.current.state.version,
-        classes=len(service.current.state.classes),
+        version=current.state.version,
+        classes=len(current.state.classes),
         learning=service.learning,
         teaching=settings.token is not None and not settings.prediction_only,
         formats=list(upload_formats()),
+        stored_copies=count_images(current.state.exemplars),
+        memory=memory_lines(current.state, current.manifest.params["memory"]),
         predict_images=settings.limits.predict_images,
         learn_files=settings.limits.learn_files,
     )

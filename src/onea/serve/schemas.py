@@ -156,6 +156,8 @@ class HealthResponse(BaseModel):
     learning: bool = Field(description="Whether a training job is running.")
     teaching: bool = Field(description="Whether clients with the token may change the model.")
     formats: list[str] = Field(description="Supported image formats.")
+    stored_copies: int = Field(description="Number of small copies of photos that the model stores.")
+    memory: list[str] = Field(description="What is stored, and the classes that wait for training, in sentences.")
     predict_images: int = Field(description="Largest number of images in one request to predict.")
     learn_files: int = Field(description="Largest number of images in one form to learn; a zip may have more.")
 

@@ -130,7 +130,7 @@ def test_copies_are_uploaded_only_on_request(saved, tmp_path, monkeypatch, copie
     sent = Path(model.push_to_hub("owner/shop", copies=copies))
     assert len(names(sent)) == (4 if copies else 0)
     card = (sent / "README.md").read_text("utf-8")
-    assert ("It stores 12 small copies" if copies else "No photo is stored.") in card
+    assert ("The model stores 12 small copies" if copies else "No photo is stored.") in card
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(sent))
     fetched = onea.OneA.from_pretrained("owner/shop", threads=1, backbone=model.backbone)
     assert sum(len(entries) for entries in fetched.snapshot().state.exemplars.values()) == (4 if copies else 0)

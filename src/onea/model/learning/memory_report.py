@@ -29,8 +29,9 @@ def stored_copies(state: State) -> str:
     if not state.exemplars:
         return "No photo is stored."
     copies = plural(count_images(state.exemplars), "small copy", "small copies")
-    megabytes = count_bytes(state.exemplars) / 1e6
-    return f"It stores {copies} of photos of {plural(len(state.exemplars), 'class', 'classes')} ({megabytes:.1f} MB)."
+    classes, size = plural(len(state.exemplars), "class", "classes"), count_bytes(state.exemplars)
+    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{-(-size // 1000)} KB"
+    return f"The model stores {copies} of photos of {classes} ({shown})."
 
 
 def memory_lines(state: State, memory: Memory) -> list[str]:

@@ -17,6 +17,11 @@ async function refresh() {
   showFormats(health.formats);
   showText("teach-off", health.teaching ? "" :
     "Teaching is disabled; the operator of the service can enable it with a token.");
+  showText("memory", health.memory.join(" "));
+  $("refresh").hidden = !(health.teaching && health.stored_copies);
+  $("stored").textContent = health.stored_copies
+    ? "Photos for predictions are not stored. Of taught photos, the model stores small copies."
+    : "Photos are not stored, neither for predictions nor for teaching.";
   $("class-names").replaceChildren(...state.classes.map((info) => create("option", { value: info.name })));
   showClasses();
   showHistory();

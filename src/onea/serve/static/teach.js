@@ -1,5 +1,5 @@
 // Teaching: collects photos of one class, several, a folder of class folders or a zip, and sends them as an update.
-import { $, api, bdi, plural, acceptFiles, isPhoto, create, state, photoCount, photoElement, printable, showText, authorizedApi } from "/static/common.js";
+import { $, api, bdi, plural, acceptFiles, hasToken, isPhoto, create, state, photoCount, photoElement, printable, showText, authorizedApi } from "/static/common.js";
 
 const MAX_THUMBNAILS = 40;
 let onTaught = async () => {};
@@ -16,6 +16,7 @@ export function startTeaching(callback) {
     $("teach-files").focus();
   });
   $("teach-form").addEventListener("submit", teach);
+  $("refresh").addEventListener("click", trainOnCopies);
   new IntersectionObserver((seen) => {
     dockInView = seen.at(-1).isIntersecting;
     showDock();
@@ -171,12 +172,25 @@ function buildRequests() {
   return requests;
 }
 
-async function teach(event) {
-  event.preventDefault();
+// Runs training jobs with the form disabled, and shows what went wrong.
+async function whileDisabled(work) {
   for (const id of ["teach-error", "teach-done"]) showText(id, "");
   $("teach-remarks").replaceChildren();
-  $("teach-submit").disabled = true;
+  for (const id of ["teach-submit", "refresh"]) $(id).disabled = true;
   try {
+    await work();
+  } catch (error) {
+    showText("teach-error", error.message);
+    if (error.status !== 401) $("teach-error").scrollIntoView({ block: "nearest" }); // the focus is already on the token
+  } finally {
+    $("training").hidden = true;
+    for (const id of ["teach-submit", "refresh"]) $(id).disabled = false;
+  }
+}
+
+function teach(event) {
+  event.preventDefault();
+  return whileDisabled(async () => {
     for (const request of buildRequests()) await runJob(request);
     state.photos = [];
     state.queue = [];
@@ -185,24 +199,24 @@ async function teach(event) {
     updateMode();
     showQueue();
     showExisting();
-  } catch (error) {
-    showText("teach-error", error.message);
-    if (error.status !== 401) $("teach-error").scrollIntoView({ block: "nearest" }); // the focus is already on the token
-  } finally {
-    $("training").hidden = true;
-    $("teach-submit").disabled = false;
-  }
+  });
+}
+
+function trainOnCopies() {
+  if (!hasToken("teach-error")) return;
+  whileDisabled(async () => {
+    showTraining("Starting…");
+    const report = await finishJob(await authorizedApi("/refresh"));
+    showText("teach-done", `The model is at version ${report.version}.`);
+    showRemarks(report.remarks);
+  });
 }
 
 async function runJob({ path, name, fields }) {
   const form = new FormData();
   fields.forEach(([field, value]) => form.append(field, value));
   showTraining(`Sending “${name}”…`);
-  const job = await authorizedApi(`${path}?on_bad=skip`, form);
-  const report = await followJob(job.id);
-  if (report.status !== "done") throw new Error(report.detail);
-  state.fresh = new Set(report.classes);
-  await onTaught();
+  const report = await finishJob(await authorizedApi(`${path}?on_bad=skip`, form));
   showText("teach-done", `Learned “${name}” from ${photoCount(report.images)} in ${report.seconds} s. The model is now at version ${report.version}.`);
   const byReason = {};
   for (const line of report.skipped) { // "image: reason"; images with the same reason are listed together
@@ -211,7 +225,20 @@ async function runJob({ path, name, fields }) {
   }
   const skipped = Object.entries(byReason).map(([reason, images]) =>
     `Left out, unreadable: ${images.join(", ")}: ${reason}`);
-  $("teach-remarks").append(...[...skipped, ...report.remarks].map((remark) => create("li", {}, remark)));
+  showRemarks([...skipped, ...report.remarks]);
+}
+
+// Waits for the end of a job and shows the new version.
+async function finishJob(job) {
+  const report = await followJob(job.id);
+  if (report.status !== "done") throw new Error(report.detail);
+  state.fresh = new Set(report.classes);
+  await onTaught();
+  return report;
+}
+
+function showRemarks(remarks) {
+  $("teach-remarks").append(...remarks.map((remark) => create("li", {}, remark)));
 }
 
 function showTraining(note, done = 0, total = 0) {
