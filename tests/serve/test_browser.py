@@ -363,4 +363,3 @@ def test_training_on_stored_copies(shop_with_memory, open_page, tiny_images, tmp
     assert page.locator("#teach-done").inner_text().startswith("The model is at version")
     assert train.is_enabled()
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
-    page.screenshot(path=tmp_path / f"memory-{width}.png", full_page=True)
