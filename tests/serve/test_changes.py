@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
@@ -79,6 +80,50 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images, clients, seconds
     outcomes = {"answers": len(seen) * len(contents), "versions": len(versions), "wrong answers": len(wrong)}
     outcomes |= {"5xx": faults, "other refusals": len(refused) - faults}
     tried("crowd", f"{clients} clients for {seconds} s", outcomes)
+    assert not wrong, wrong[0]
+    assert not refused
+
+
+@pytest.mark.parametrize(("clients", "seconds"), [(4, 0), pytest.param(50, 120, marks=pytest.mark.slow)])
+def test_no_answer_comes_from_half_a_version_while_copies_are_trained_on(shop, tiny_images, clients, seconds, tried):
+    """Updates that train on stored copies, and refreshes, while clients predict."""
+    onea.load(shop, threads=1).set_params(memory=3).rename("class00", "zero").save(shop)
+    service = service_of(shop)
+    contents = [photos(tiny_images, label, "test")[0] for label in range(6)]
+    seen, refused, stop = [], [], threading.Event()
+    versions = {service.current.state.version: service.current.snapshot}
+
+    def ask(address):
+        with httpx.Client(base_url=address) as client:
+            while not stop.is_set():
+                response = client.post("/predict?top=2", files=form(contents))
+                seen.append(response.json()) if response.status_code == 200 else refused.append(response.status_code)
+
+    with live(service) as address, ThreadPoolExecutor(clients) as pool, httpx.Client(base_url=address) as teacher:
+        asking, end = [pool.submit(ask, address) for _ in range(clients)], time.monotonic() + seconds
+        try:
+            while len(versions) == 1 or time.monotonic() < end:
+                for send in (
+                    *(partial(teacher.post, "/learn", content=class_zip(tiny_images, k), headers=ZIP) for k in (4, 5)),
+                    partial(teacher.post, "/refresh", headers=TEACHER),
+                ):
+                    assert job_end(teacher, send())["status"] == "done"
+                    versions[service.current.state.version] = service.current.snapshot
+                while service.current.state.version != min(versions):
+                    teacher.post("/undo", headers=TEACHER)
+            before = len(seen)
+            wait_for(lambda: refused or len(seen) > before + clients)
+        finally:
+            stop.set()
+        for future in asking:
+            future.result()
+    expected = {version: snapshot.answers(contents, 2) for version, snapshot in versions.items()}
+    wrong = [prediction for prediction in seen if not is_right(prediction, expected[prediction["version"]])]
+    tried(
+        "crowd",
+        f"{clients} clients for {seconds} s, copies",
+        {"answers": len(seen) * len(contents), "wrong": len(wrong)},
+    )
     assert not wrong, wrong[0]
     assert not refused
 
