@@ -48,6 +48,13 @@ class LearnerState:
     features: Mapping[str, Tensor] = field(default_factory=dict)
     feature_rows: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def class_statistics(self) -> ClassStatistics:
+        """The statistics of a learner that keeps those of one kind."""
+        (statistics,) = self.statistics.values()
+        assert isinstance(statistics, ClassStatistics)
+        return statistics
+
     def apply_drift_map(self, drift_map: Tensor) -> LearnerState:
         """The state with all features multiplied by a matrix ``[width, width]``."""
         statistics = {kind: old.apply_drift_map(drift_map) for kind, old in self.statistics.items()}

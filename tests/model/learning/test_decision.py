@@ -9,7 +9,7 @@ from support.models import tiny_model
 
 import onea
 from onea.errors import OneaError
-from onea.model.learning.update import UpdateViews
+from onea.model.learning.update_views import UpdateViews
 from onea.model.reports import report_lines, training_advice
 
 PER_CLASS, SIDE = 100, 40

@@ -13,34 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
-from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.learner.adapter_training import initial_adapters
-from onea.learner.fixed_views import FixedViews
 from onea.learner.memory import parse_memory
 from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
 from onea.learner.one_a import OneAPlusOptions
 from onea.learner.tasks import Task
-from onea.learner.update import LearnerState, NewImages, UpdateResult, add_images, learn_update
+from onea.learner.update import LearnerState, NewImages, UpdateResult, learn_update
 from onea.merging.operator import Sizes
 from onea.metrics import wilson_interval
 from onea.model.calibration import MIN_IMAGES, PRIOR_TEMPERATURE, calibrate
 from onea.model.engine import Engine
-from onea.model.held_out import Accuracy, HeldOutImages, evaluate_held_out
+from onea.model.held_out import Accuracy, HeldOutImages
 from onea.model.learning.background import relabelled_background
 from onea.model.learning.images import DecodedImages
 from onea.model.learning.memory_report import waiting_classes
 from onea.model.learning.replay import NO_MEMORY, MemoryPolicy, add_copies, next_exemplars
+from onea.model.learning.update_accuracy import measure
 from onea.model.learning.update_images import UpdateImages, class_names, has_integer_labels
+from onea.model.learning.update_views import UpdateViews
 from onea.model.parameters import merging_options, to_python
-from onea.model.reports import PhotoReport, accuracy_fields, few_photos_fields, find_conflicts
+from onea.model.reports import PhotoReport, few_photos_fields, find_conflicts
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, add_counts, empty_statistics, new_id
-from onea.runtime import NO_PROGRESS, Progress, Runtime
+from onea.runtime import NO_PROGRESS, Progress
 from onea.tensors import Tensors, round_to_bfloat16
 from onea.text import printable, utc_timestamp
-from onea.vit.adapter import Adapters
-from onea.vit.frozen import FrozenViT
 
 _MAX_ERROR = 0.02  # share of misclassified images up to which the present features distinguish the classes of an update
 _GATE_FIELDS = ("base", "align_share", "gate_min", "gate_max")  # of the report of a merge, in the history
@@ -269,7 +266,7 @@ def learn_images(
         images.series[once],
         settings.seed,
     )
-    measures = _measure(state, learned, result, images, held_out_before, held_out_after, cross_validated)
+    measures = measure(state, learned, result, images, held_out_before, held_out_after, cross_validated)
     learned = dataclasses.replace(learned, exemplars=exemplars)
     return LearnedImages(learned, images, result, distinguished, int(relabelled.sum()), measures)
 
@@ -336,7 +333,7 @@ def _next_state(
         id=new_id(),
         classes=images.classes,
         adapter=_copy_to_cpu(result.state.adapter.tensors),
-        statistics=_class_statistics(result.state).compact(),
+        statistics=result.state.class_statistics.compact(),
         background=result.state.features["background"],
         fingerprints=torch.cat([state.fingerprints, images.repeats.fingerprints[images.new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, images.rows[images.new]]),
@@ -355,152 +352,9 @@ def _calibrate(learned: State, earlier: State, result: UpdateResult, images: Upd
     # Images that an adapter was trained on are more familiar than others; the held-out images show by how much.
     num_held_out = int(images.evaluated.sum()) + len(learned.held_out_signals)
     untrained = images.evaluated[new] & (result.report["trained"] and num_held_out >= MIN_IMAGES)
-    before = _class_statistics(result.state_before_adding)
+    before = result.state_before_adding.class_statistics
     return calibrate(learned, before, result.features[:, new], images.rows[new], images.series[new], untrained, earlier)
-
-
-def _measure(
-    state: State,
-    learned: State,
-    result: UpdateResult,
-    images: UpdateImages,
-    held_out_before: HeldOutImages,
-    held_out_after: HeldOutImages,
-    cross_validated: Accuracy,
-) -> dict[str, Any]:
-    """Accuracies for the history.
-
-    If only the adapter was updated, the accuracy before the update is measured on the same images, too.
-    """
-    overall = evaluate_held_out(state.classifier, learned.statistics, held_out_after)
-    overall_before = cross_validated_before = None
-    if result.report["trained"] and not bool(images.new.any()):
-        overall_before = evaluate_held_out(state.classifier, state.statistics, held_out_before)
-        if overall_before.value is None:
-            cross_validated = _cross_validate(learned, result.features[0], images)
-            cross_validated_before = _cross_validate(state, images.features, images)
-    return {
-        "held_out": int(images.evaluated.sum()),
-        **accuracy_fields("held_out", _held_out_accuracy(state, result, images)),
-        **accuracy_fields("overall", overall),
-        "overall_images": overall.images,
-        "overall_classes": overall.classes,
-        "overall_before": overall_before and overall_before.value,
-        **accuracy_fields("cross_validated", cross_validated),
-        "cross_validated_images": cross_validated.images,
-        "cross_validated_before": cross_validated_before and cross_validated_before.value,
-    }
-
-
-def _held_out_accuracy(state: State, result: UpdateResult, images: UpdateImages) -> Accuracy:
-    """Accuracy on the held-out images of the update, by statistics without them."""
-    test, rows, training = images.evaluated, images.rows, images.new & images.trained
-    if not bool(test.any()):
-        return Accuracy(0, 0, 0)
-    before = _class_statistics(result.state_before_adding)
-    statistics = add_images({before.kind: before}, result.features[:, training], rows[training])[before.kind]
-    predicted = state.classifier.fit(statistics)(result.features[0, test]).argmax(1)
-    return Accuracy.from_predictions(predicted, rows[test])
-
-
-def _cross_validate(state: State, features: Tensor, images: UpdateImages) -> Accuracy:
-    """Cross-validated accuracy on the images of the classes all of whose images are repeated."""
-    classes, test = images.recompute
-    if not bool(test.any()):
-        return Accuracy(0, 0, 0)
-    others, rows = state.statistics.reset_classes(classes), images.rows[test]
-    scores = cross_validated_scores(state.classifier, others, features[test], rows, others.classes, images.series[test])
-    return Accuracy.from_predictions(scores.argmax(1), rows)
-
-
-def _class_statistics(state: LearnerState) -> ClassStatistics:
-    (statistics,) = state.statistics.values()
-    assert isinstance(statistics, ClassStatistics)
-    return statistics
 
 
 def _copy_to_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: value.detach().cpu().clone() for name, value in tensors.items()}
-
-
-class UpdateViews:
-    """Views of the images of an update: the whole image (view 0) and random crops.
-
-    Features are computed in the precision of the training; with FP8, and with networks that take no adapter, in full
-    precision.
-
-    Attributes:
-        vit: the network to train with.
-        runtime: the runtime to train with.
-        earlier_adapter: the merged adapter before the update.
-        num_views: the number of views of each image; if 1, the whole image is also used for the other views.
-        fixed: the views that the training uses, if they are fixed; otherwise None.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        state: State,
-        batch: DecodedImages,
-        options: MergingOptions,
-        seed: int,
-        training: tuple[FrozenViT, Runtime],
-        may_train: bool,
-        size: tuple[int, int],
-    ):
-        assert batch.labels is not None
-        self.vit, self.runtime = training
-        self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
-        self._scale, self._adapters = options.scale, engine.adapters(state)
-        counts = state.adapter_images
-        self.earlier_adapter = MergedAdapter(self._adapters.state_dict(), len(counts), sum(counts.values()))
-        self._earlier_features: Tensor | None = None
-        # A network without adapters is never trained, so its accuracy in lower precision is unknown. FP8 is only for
-        # training steps.
-        full = engine.vit.no_hooks_reason or self.runtime.fp8
-        self._network = (engine.vit, engine.runtime) if full else training
-        self.num_views = options.num_views(*size)
-        self.fixed: FixedViews | None = None
-        if may_train and options.training_views:
-            crops = [
-                engine.sample_crops(batch.labels, seed, view, options.crop_scale)
-                for view in range(1, options.num_fixed_views(len(batch), len(set(batch.labels))))
-            ]
-            self.fixed = FixedViews(
-                *self._network,
-                self._store(self._network[1].device),
-                torch.arange(len(batch)),
-                crops,
-                options.crop_scale,
-                self._adapters,
-            )
-
-    def discard_fixed(self) -> None:
-        """Free the tokens of the fixed views, which only an update that trains needs."""
-        self.fixed = None
-
-    def features(self, view: int, adapter: MergedAdapter) -> Tensor:
-        """Features of a view of all images, ``[N, width]``, on the CPU."""
-        if adapter is not self.earlier_adapter:
-            return self._compute(view, self._engine.adapters_from(adapter.tensors, self._scale))
-        if view:
-            return self._compute(view, self._adapters)
-        if self._earlier_features is None:
-            self._earlier_features = self._compute(0, self._adapters)
-        return self._earlier_features
-
-    def training_images(self) -> Images:
-        """The images in the storage that the training reads from."""
-        if self.fixed is not None:
-            return self.fixed.images
-        return self._store(self.runtime.device, self.runtime.pixel_dtype)
-
-    def _store(self, device: torch.device, dtype: torch.dtype = torch.float32) -> PackedImages:
-        tier = choose_storage_tier(self._pixels.nbytes, None, device)
-        return PackedImages(self._pixels, self._engine.preprocess, device, tier, dtype)
-
-    def _compute(self, view: int, adapters: Adapters) -> Tensor:
-        if self.fixed is not None:
-            return self.fixed.features(view, adapters).cpu()
-        crops = self._engine.sample_crops(self._labels, self._seed, view) if view else None
-        return self._engine.features(self._pixels, adapters, crops, self.runtime.progress, self._network)
