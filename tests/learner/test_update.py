@@ -13,6 +13,7 @@ from support.methods import prepared
 from support.models import all_blocks_model
 
 from onea.classifiers import make_classifier
+from onea.classifiers.drift import RidgeDrift
 from onea.classifiers.statistics import ClassStatistics
 from onea.data.image_storage import PackedImages
 from onea.learner.held_out import hold_out
@@ -27,10 +28,10 @@ from onea.research.methods import adapter_merging
 from onea.research.methods.one_a import OneAPlus
 
 
-@pytest.mark.parametrize("carry", [True, False])
+@pytest.mark.parametrize("carry", ["ridge", "none"])
 def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, tiny_images, monkeypatch):
     """Two updates that train: same images, same held-out images, same seeds."""
-    model = all_blocks_model(tiny_vit, views=1, epochs=2, follow_drift=carry)
+    model = all_blocks_model(tiny_vit, views=1, epochs=2, follow_drift=carry == "ridge")
     prepared = []
     prepare = learning.UpdateImages.prepare.__func__
 
@@ -132,7 +133,7 @@ def test_images_that_are_at_hand_again_correct_the_mean_of_their_class():
             lambda adapter: (adapters[1], {}),
             kind="plain",
             classifier=make_classifier("rgda"),
-            compensate_drift=True,
+            compensation=RidgeDrift(),
         ).state
 
     corrected = learn(torch.arange(43) < 40)

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from onea import schedules
 from onea.classifiers import make_classifier
 from onea.classifiers.base import Classifier
+from onea.classifiers.drift import DriftCompensation
+from onea.classifiers.published_drift import Carry, make_compensation
 from onea.learner.optimisation import Optimiser, Recipe, Schedule
 from onea.learner.tasks import StreamPlan
 from onea.options import Validated, parse_pairs
@@ -138,3 +140,26 @@ class ClassifierOptions(Validated):
         requested = filter(None, (name.strip() for name in self.compare_classifiers.split(",")))
         others = [other for name in requested for other in (_COMPACT if name == "all" else (name,))]
         return {self.classifier: first} | {name: make_classifier(name) for name in others if name != self.classifier}
+
+
+@dataclass(frozen=True)
+class CarryOptions(Validated):
+    """Options of the statistics of old classes when the adapter changes.
+
+    Attributes:
+        carry: how they follow the drift of features, which new images show: ``none`` (the paper: they stay), ``ridge``
+            (One-A+: a linear map near the identity), or as published: ``dpcr``, ``sldc`` (linear maps), ``hopdc``
+            (attention over the new images).
+        carry_options: options of the map, such as kind=nonlinear for sldc or temperature=0.1 for hopdc.
+    """
+
+    carry: Carry = "none"
+    carry_options: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compensation()  # refuse invalid options now, not after the first task
+
+    def compensation(self) -> DriftCompensation | None:
+        """The map of these options; None if statistics do not follow."""
+        return make_compensation(self.carry, **parse_pairs(self.carry_options, "carry_options"))

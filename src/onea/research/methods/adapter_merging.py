@@ -118,7 +118,7 @@ class AdapterMerging(FeatureClassification):
             train_and_merge if is_trained else None,
             kind=self.kinds[name],
             classifier=classifier,
-            compensate_drift=self.options.carry and self.num_classes > 0,
+            compensation=self.options.compensation() if self.num_classes else None,
         )
         self._set_adapter(update.state.adapter)
         self.set_statistics(update.state.statistics)
