@@ -29,7 +29,7 @@ from onea.tensors import eigh, row_blocks, svd, to_float64
 
 Carry = Literal["none", "ridge", "dpcr", "sldc", "hopdc"]
 """The ways to carry statistics of old classes along when the adapter changes."""
-_FIRST_RATE, _LAST_RATE, _MAP_BATCH = 1e-3, 5e-4, 32  # of SLDC's non-linear map, as published
+_MAP_RATE, _MAP_SCHEDULE, _MAP_BATCH = 1e-3, schedules.cosine_to(0.5), 32  # of SLDC's non-linear map, as published
 _RCOND = 1e-12  # of second moments; directions below this share of the largest one have no images
 
 
@@ -139,10 +139,9 @@ class SLDC(DriftCompensation):
             torch.manual_seed(seeds.derive(self.seed, 0, "weakly non-linear map"))
             network = WeaklyNonlinearMap(old.shape[1]).to(old.device)
         batches = seeds.generator(self.seed, 0, "weakly non-linear batches")
-        optimiser = torch.optim.Adam(network.parameters(), lr=_FIRST_RATE)
+        optimiser = torch.optim.Adam(network.parameters(), lr=_MAP_RATE)
         for step in range(self.steps):
-            rate = _LAST_RATE + (_FIRST_RATE - _LAST_RATE) * schedules.cosine(step, self.steps)
-            optimiser.param_groups[0]["lr"] = rate
+            optimiser.param_groups[0]["lr"] = _MAP_RATE * _MAP_SCHEDULE(step, self.steps)
             rows = torch.randint(len(old), (_MAP_BATCH,), generator=batches)
             loss = F.mse_loss(network.unit(old[rows]), new[rows])
             if self.weak_gradient:

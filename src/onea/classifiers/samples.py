@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
@@ -17,7 +17,7 @@ from onea.tensors import eigh, to_float64
 _ROUNDING = 1e-6  # of float32 factors, relative to the largest eigenvalue
 
 
-def class_gaussians(statistics: ClassStatistics) -> list[Gaussian]:
+def class_gaussians(statistics: ClassStatistics) -> Iterator[Gaussian]:
     """The Gaussian of each class, of statistics with a scatter.
 
     The covariance of a class with scatter factor ``A`` of ``n`` images is ``A^T A / (n - 1) + R``. ``R`` is what the
@@ -26,13 +26,11 @@ def class_gaussians(statistics: ClassStatistics) -> list[Gaussian]:
     """
     assert statistics.scatter is not None
     pooled, remainder = _root(statistics.scatter / max(statistics.degrees_of_freedom, 1)), _remainder(statistics)
-    gaussians = []
     for row, (mean, count) in enumerate(zip(to_float64(statistics.means), statistics.counts.tolist(), strict=True)):
         own = pooled[:0]
         if count > 1 and statistics.factors is not None:
             own = to_float64(statistics.factors[row]) / (count - 1) ** 0.5
-        gaussians.append(Gaussian(mean, own, remainder if count > 1 else pooled))
-    return gaussians
+        yield Gaussian(mean, own, remainder if count > 1 else pooled)
 
 
 def move_gaussians(statistics: Statistics, move: Callable[[Gaussian], Gaussian]) -> Statistics:

@@ -380,14 +380,14 @@ class ClassStatistics:
         whiten, unwhiten = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
 
         def truncate(rows: Tensor) -> tuple[Tensor, float]:
-            leading, truncated = _truncate(rows @ whiten, directions)
+            leading, truncated = truncate_factor(rows @ whiten, directions)
             factor = F.pad(leading @ unwhiten, (0, 0, 0, directions - len(leading))).float()
             return factor, truncated * float(values[-1])  # mapping back scales a direction by at most this
 
         return truncate
 
 
-def _truncate(rows: Tensor, rank: int) -> tuple[Tensor, float]:
+def truncate_factor(rows: Tensor, rank: int) -> tuple[Tensor, float]:
     """The best factor of ``rows^T rows`` with at most ``rank`` rows, and the largest truncated eigenvalue."""
     if len(rows) <= rows.shape[1]:
         values, left = eigh(rows @ rows.T)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from onea.tensors import to_float64
 
 _CHUNK = 4096  # rows in memory as one-hot labels
+_ZERO_LABEL = 1e-4  # stands for zero in a logarithm
 
 
 def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
@@ -92,6 +93,19 @@ class GrowingHead(nn.Module):
 def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: range) -> Tensor:
     """Cross-entropy over the logits of one task's classes."""
     return F.cross_entropy(logits[:, classes.start : classes.stop].float(), labels - classes.start)
+
+
+def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean of cross-entropy and reverse cross-entropy, in which zeros of the labels count as 1e-4.
+
+    Wang et al., 2019, "Symmetric Cross Entropy for Robust Learning with Noisy Labels". It is zero for a single class.
+
+    >>> round(symmetric_cross_entropy(torch.zeros(1, 2), torch.tensor([0])).item(), 3)  # (log 2 - log(1e-4) / 2) / 2
+    2.649
+    """
+    probabilities = logits.float().softmax(1)
+    reverse = -math.log(_ZERO_LABEL) * (1 - probabilities.gather(1, labels[:, None])).mean()
+    return (F.cross_entropy(logits.float(), labels) + reverse) / 2
 
 
 def cosine_scores(features: Tensor, prototypes: Tensor) -> Tensor:

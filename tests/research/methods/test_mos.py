@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from support.methods import learn_all, prepared, shown_images
 from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
+from onea.classifiers.alignment import align_classifier
 from onea.errors import OneaError
-from onea.research.methods.mos import MOS, Gaussians, align_classifier, separation_loss
+from onea.research.methods.mos import MOS, Gaussians, separation_loss
 from onea.vit.heads import GrowingHead
 
 
@@ -174,12 +177,17 @@ def test_alignment_learns_to_separate_the_gaussians():
         gaussians.add(features, torch.full((50,), position), range(position, position + 1))
     head = GrowingHead(4)
     head.grow(4, generator())
-    settings = {"epochs": 10, "weight_decay": 5e-4, "batch_size": 20}
-    losses = align_classifier(head, gaussians, learning_rate=0.1, generator=generator(), **settings)
+
+    def align(rate):
+        optimiser = torch.optim.SGD(head.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
+        sample = partial(gaussians.sample, 20, generator())
+        return align_classifier(head, sample, optimiser=optimiser, epochs=10, batch_size=20, generator=generator())
+
+    losses = align(0.1)
     assert losses[-1] < 0.1 < losses[0]
     assert head(means).argmax(1).tolist() == [0, 1, 2, 3]
     with pytest.raises(OneaError, match="alignment"):
-        align_classifier(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
+        align(1e38)
 
 
 def test_prototypes_use_the_first_adapter_and_gaussians_that_of_their_task(tiny_run):

@@ -6,13 +6,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea import schedules, seeds
+from onea import seeds
+from onea.classifiers.alignment import align_classifier
 from onea.errors import OneaError
 from onea.learner.optimisation import ParamGroup, train
 from onea.learner.options import BottleneckOptions
@@ -20,7 +22,7 @@ from onea.learner.tasks import Task
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import published
 from onea.schema import BelowOne, Count, NotNegative, Positive
-from onea.tensors import Tensors, to_float64
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.heads import GrowingHead, class_means, cosine_scores, masked_cross_entropy
@@ -97,48 +99,6 @@ class Gaussians:
         covariance = centred.T @ centred / degrees_of_freedom + self.jitter * torch.eye(self.width, dtype=centred.dtype)
         factor: Tensor = torch.linalg.cholesky(covariance)
         return factor[self._rows.cpu(), self._columns.cpu()]
-
-
-def align_classifier(
-    head: nn.Module,
-    gaussians: Gaussians,
-    *,
-    epochs: int,
-    learning_rate: float,
-    weight_decay: float,
-    batch_size: int,
-    generator: torch.Generator,
-) -> list[float]:
-    """Retrain a classifier on sampled features, by cross-entropy over all classes seen so far.
-
-    Each epoch samples ``batch_size`` features per class and takes one step of this batch size per class.
-
-    Returns:
-        The mean loss of each epoch.
-
-    Raises:
-        OneaError: a loss is not finite.
-    """
-    optimiser = torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay)
-    mean_losses = []
-    for epoch in range(epochs):
-        optimiser.param_groups[0]["lr"] = learning_rate * schedules.cosine(epoch, epochs)
-        features, labels = gaussians.sample(batch_size, generator)
-        batch_losses = []
-        for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
-            value = F.cross_entropy(head(features[rows]), labels[rows])
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            optimiser.step()
-            batch_losses.append(value.detach())
-        mean = to_float64(torch.stack(batch_losses)).mean()
-        if not torch.isfinite(mean):
-            raise OneaError(
-                f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "
-                "lower its learning rate (--alignment-learning-rate)."
-            )
-        mean_losses.append(float(mean))
-    return mean_losses
 
 
 @dataclass(frozen=True)
@@ -271,16 +231,22 @@ class MOS(Method):
 
     def _align(self, task: Task) -> list[float]:
         """Classifier alignment: retrain the head on features sampled from the Gaussians of all classes."""
-        options = self.options
+        options, generator = self.options, seeds.generator(task.seed, task.index, "alignment")
+        samples = options.alignment_samples * options.batch_size
         self.runtime.progress.start_phase("classifier alignment")
         return align_classifier(
             self.head,
-            self.gaussians,
+            partial(self.gaussians.sample, samples, generator),
+            optimiser=torch.optim.SGD(
+                self.head.parameters(),
+                lr=options.alignment_learning_rate,
+                momentum=0.9,
+                weight_decay=options.weight_decay,
+            ),
             epochs=options.alignment_epochs,
-            learning_rate=options.alignment_learning_rate,
-            weight_decay=options.weight_decay,
-            batch_size=options.alignment_samples * options.batch_size,
-            generator=seeds.generator(task.seed, task.index, "alignment"),
+            batch_size=samples,
+            generator=generator,
+            rate_option="--alignment-learning-rate",
         )
 
     def _retrieved_logits(self, images: Tensor, first: Tensor, similarities: Tensor) -> Tensor:
