@@ -195,6 +195,10 @@ class AdapterLearner:
         start = self.options.start
         return start if start != "auto" else str(getattr(self.operator, "starts_from", "fresh"))
 
+    def local_head(self, task: Task) -> nn.Module | None:
+        """The head that trains the adapter of a task; None for that of the options. A subclass may have another."""
+        return None
+
     def new_adapters(self, seed: int = 0, index: int = 0) -> Adapters:
         """The randomly initialised adapter of a task, which does not change the output of the network."""
         return initial_adapters(self.vit, self.options, seed, 0 if self.start == "shared" else index)
@@ -220,7 +224,8 @@ class AdapterLearner:
             adapters.load_state_dict(merged.tensors)
         elif merged.start:
             adapters.load_state_dict(merged.start)
-        trained = train_adapter(self.vit, adapters, task, options, self.runtime, self.plan, views, held_out)
+        head = self.local_head(task)
+        trained = train_adapter(self.vit, adapters, task, options, self.runtime, self.plan, views, held_out, head)
         if cache is not None:
             copies = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
             cache[key] = (copies, trained.report)

@@ -16,7 +16,8 @@ _CHUNK = 4096  # rows in memory as one-hot labels
 _ZERO_LABEL = 1e-4  # stands for zero in a logarithm
 
 
-def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
+def uniform_rows(classes: int, width: int, generator: torch.Generator) -> Tensor:
+    """Initial rows of a head, within ``1 / sqrt(width)`` as in ``nn.Linear``."""
     bound = 1 / math.sqrt(width)
     return torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
 
@@ -26,7 +27,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, width: int, classes: int, generator: torch.Generator):
         super().__init__()
-        self.weight = nn.Parameter(_uniform(classes, width, generator))
+        self.weight = nn.Parameter(uniform_rows(classes, width, generator))
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ class CosineHead(nn.Module):
 
     def __init__(self, width: int, classes: int, generator: torch.Generator, scale: float = 1.0):
         super().__init__()
-        self.weight = nn.Parameter(_uniform(classes, width, generator))
+        self.weight = nn.Parameter(uniform_rows(classes, width, generator))
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -47,7 +48,28 @@ class CosineHead(nn.Module):
         return self.scale * cosine_scores(features, self.weight)
 
 
-class GrowingHead(nn.Module):
+class _AnyRows(nn.Module):
+    """A head whose state may have any number of classes."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Restore any number of rows."""
+        for name, rows in self.named_parameters():
+            setattr(self, name, nn.Parameter(rows.new_empty(state_dict[prefix + name].shape)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class GrowingCosineHead(_AnyRows, CosineHead):
+    """Cosine similarities to learned vectors of all classes seen, to which every task adds rows, times a scale."""
+
+    def __init__(self, width: int, scale: float = 1.0):
+        super().__init__(width, 0, torch.Generator(), scale)
+
+    def grow(self, rows: Tensor) -> None:
+        """Add vectors of new classes, ``[classes, width]``."""
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight)]))
+
+
+class GrowingHead(_AnyRows):
     """A linear classifier over all classes seen, to which every task adds rows.
 
     ``start`` is the initialisation of new rows: ``truncated`` (truncated normal with standard deviation 0.02, zero
@@ -67,7 +89,7 @@ class GrowingHead(nn.Module):
             rows = nn.init.trunc_normal_(torch.empty(classes, width), std=0.02, generator=generator)
             bias = torch.zeros(classes)
         else:
-            rows, bound = _uniform(classes, width, generator), 1 / math.sqrt(width)
+            rows, bound = uniform_rows(classes, width, generator), 1 / math.sqrt(width)
             bias = torch.empty(classes).uniform_(-bound, bound, generator=generator)
         self._append(rows.to(self.weight.device), bias.to(self.bias.device))
 
@@ -78,12 +100,6 @@ class GrowingHead(nn.Module):
     def _append(self, rows: Tensor, bias: Tensor) -> None:
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        """Restore any number of rows."""
-        for name, rows in self.named_parameters():
-            setattr(self, name, nn.Parameter(rows.new_empty(state_dict[prefix + name].shape)))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``[B, classes seen]``."""

@@ -116,16 +116,19 @@ def test_the_record_holds_the_size_from_which_the_preset_was_computed(tiny_run, 
 
 # Methods whose best rate was the largest that was tried: a still larger one was not tried, and may be better.
 AT_AN_EDGE = {"cl-lora"}
+# Methods whose rate has not been tuned yet; it is a guess.
+UNTUNED = {"loranpac", "lr-rgda", "moal", "sldc"}
 
 
 def test_base_learning_rates_are_the_best_of_the_recorded_trials() -> None:
     preset_choice = script("preset_choice", "benchmarks/presets")
     rows = preset_choice.read_rows(preset_choice.TRIALS)
     at_an_edge = set()
-    for name in TRAINED:
+    for name in set(TRAINED) - UNTUNED:
         scores = preset_choice.mean_scores(rows, name)
         assert len(scores) >= preset_choice.number_of_rates(name), name
         assert preset_choice.choose(scores) == method_class(name).base_learning_rate, name
         if preset_choice.best_index(scores) in (0, len(scores) - 1):
             at_an_edge.add(name)
     assert at_an_edge == AT_AN_EDGE
+    assert not {row["method"] for row in rows} & UNTUNED

@@ -18,6 +18,7 @@ _METHODS = {
     "slda": "onea.research.methods.classification:SLDA",
     "ranpac": "onea.research.methods.classification:RanPACFrozen",
     "ranpac-first": "onea.research.methods.adapter_merging:RanPACFirst",
+    "loranpac": "onea.research.methods.loranpac:LoRanPAC",
     "first-task": "onea.research.methods.adapter_merging:FirstTask",
     "running-mean": "onea.research.methods.adapter_merging:RunningMeanOfAdapters",
     "running-mean-shared": "onea.research.methods.adapter_merging:RunningMeanSharedStart",
@@ -36,6 +37,9 @@ _METHODS = {
     "inflora": "onea.research.methods.inflora:InfLoRA",
     "cl-lora": "onea.research.methods.cl_lora:CLLoRA",
     "sema": "onea.research.methods.sema:SEMA",
+    "sldc": "onea.research.methods.sldc:SLDC",
+    "lr-rgda": "onea.research.methods.sldc:LRRGDA",
+    "moal": "onea.research.methods.moal:MoAL",
     "joint": "onea.research.methods.bounds:Joint",
     "sequential": "onea.research.methods.bounds:Sequential",
 }
