@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from onea import schedules, seeds
 from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.classifiers.linear import LinearScores
-from onea.classifiers.samples import class_gaussians
+from onea.classifiers.samples import draw_features
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
 from onea.schema import Count, NotNegative, Positive
@@ -128,8 +128,7 @@ class SampledHead(Classifier):
         """Draw samples and train the head on them."""
         assert isinstance(statistics, ClassStatistics)
         generator = seeds.generator(self.seed, statistics.classes, "head on samples")
-        features = torch.cat(list(self._draw(statistics, generator)) or [statistics.means])
-        labels = torch.arange(statistics.classes, device=features.device).repeat_interleave(self.samples)
+        features, labels = draw_features(statistics, [self.samples] * statistics.classes, generator, self.ridge)
         head = ScaledHead(statistics.width, statistics.classes).to(features.device)
         adam = torch.optim.Adam(head.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
         with torch.enable_grad():
@@ -145,9 +144,3 @@ class SampledHead(Classifier):
             )
         weight = to_float64(head.scale.detach()[:, None] * head.weight.detach())
         return LinearScores(weight, weight.new_zeros(len(weight)))
-
-    def _draw(self, statistics: ClassStatistics, generator: torch.Generator) -> Iterator[Tensor]:
-        for gaussian in class_gaussians(statistics):
-            root = torch.cat([gaussian.root, self.ridge**0.5 * torch.eye(statistics.width).to(gaussian.root)]).float()
-            noise = torch.randn(self.samples, len(root), generator=generator)
-            yield gaussian.mean.float() + noise.to(root.device) @ root

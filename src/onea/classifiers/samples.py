@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -41,6 +41,24 @@ def move_gaussians(statistics: Statistics, move: Callable[[Gaussian], Gaussian])
     if not isinstance(statistics, ClassStatistics) or statistics.unit_length or statistics.scatter is None:
         return statistics
     return statistics.replace_gaussians(map(move, class_gaussians(statistics)))
+
+
+def draw_features(
+    statistics: ClassStatistics, counts: Sequence[int], generator: torch.Generator, ridge: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Features drawn from the Gaussians of classes, ``counts[c]`` of class ``c``, and their classes.
+
+    ``ridge`` is added to the variance of every direction.
+    """
+    drawn = [statistics.means[:0].float()]
+    for gaussian, count in zip(class_gaussians(statistics), counts, strict=True):
+        variance = ridge**0.5 * torch.eye(statistics.width if ridge else 0, statistics.width)
+        root = torch.cat([gaussian.root, variance.to(gaussian.root)]).float()
+        noise = torch.randn(count, len(root), generator=generator).to(root.device)
+        drawn.append(gaussian.mean.float() + noise @ root)
+    features = torch.cat(drawn)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
+    return features, labels.to(features.device)
 
 
 @lru_cache(maxsize=2)
