@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,15 +39,7 @@ class Drift(Protocol):
 
 
 class DriftCompensation(Validated, ABC):
-    """A way to estimate drift. Subclasses are dataclasses with their options as fields.
-
-    Attributes:
-        title: what is estimated, in a few words.
-        paper: link to its paper.
-    """
-
-    title: ClassVar[str]
-    paper: ClassVar[str]
+    """A way to estimate drift. Subclasses are dataclasses with their options as fields."""
 
     @abstractmethod
     def fit(self, before: Tensor, after: Tensor) -> Drift:
@@ -117,9 +109,6 @@ class SampledDrift:
 @dataclass(frozen=True)
 class RidgeDrift(DriftCompensation):
     """Ridge regression towards the identity, whose strength has the smallest leave-one-out error."""
-
-    title: ClassVar[str] = "Ridge towards the identity"
-    paper: ClassVar[str] = ""
 
     def fit(self, before: Tensor, after: Tensor) -> LinearDrift:
         """The matrix of ``fit_drift_map``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +48,6 @@ class DPCR(DriftCompensation):
         small_tasks: the map of a task with fewer images than features, in directions without images: ``keep`` old
             features there (ours, a ridge towards the identity), or erase them, as the ``official`` code does.
     """
-
-    title: ClassVar[str] = "DPCR"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2503.05423"
 
     strength: Positive = 1e-9
     rank_tolerance: ZeroToOne = 1e-6
@@ -106,9 +103,6 @@ class SLDC(DriftCompensation):
         weak_gradient: whether that loss is back-propagated; in the official code of the paper it is not.
         seed: seed of the MLP and of its batches.
     """
-
-    title: ClassVar[str] = "SLDC"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2511.09926"
 
     kind: Literal["linear", "nonlinear"] = "linear"
     alpha: Positive = 1.0
@@ -210,9 +204,6 @@ class HopDC(DriftCompensation):
         samples: samples of each class, from whose new positions its mean and covariance are computed.
         share: weight of these in the new mean and covariance; the rest are the old ones.
     """
-
-    title: ClassVar[str] = "HopDC"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2602.00144"
 
     temperature: Positive = 0.05
     neighbours: Count = 400

@@ -127,7 +127,7 @@ def test_misclassified_features_of_old_classes_join_the_sums(tiny_run):
     learn_all(ready, [0])
     method, task = ready.method, ready.task(1)
     method.head.grow(torch.ones(3, method.vit.width))
-    update = method.learn_update(task)
+    update = method.update(task)
     method._set_sums(method.sums.add(update.features[0], task.labels))
     gram, counts, means = method.sums.gram.sum(0), method.sums.counts.sum(0), method.prototypes
     expected, number = gram.clone(), 0
@@ -148,7 +148,7 @@ def test_without_misclassified_features_rumination_changes_nothing(tiny_run):
     learn_all(ready, [0])
     method, task = ready.method, ready.task(1)
     method.head.grow(torch.ones(3, method.vit.width))
-    update = method.learn_update(task)
+    update = method.update(task)
     method._set_sums(method.sums.add(update.features[0], task.labels))
     before, regression = method.sums, method.regression()
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,9 +85,9 @@ class ContinuedModule(FeatureClassification):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the module, move the statistics of old classes and add those of new ones."""
-        return self.learn_update(task).report
+        return self.update(task).report
 
-    def learn_update(self, task: Task) -> UpdateResult:
+    def update(self, task: Task) -> UpdateResult:
         """``learn``, with the features of the images as well."""
 
         def train_module(_: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
@@ -99,7 +98,7 @@ class ContinuedModule(FeatureClassification):
             return MergedAdapter({}), report
 
         name, classifier = next(iter(self.classifiers.items()))
-        # The module changes in place, so that the features before are computed first.
+        # The module changes in place: the features before are computed before it is trained.
         update = learn_update(
             LearnerState(MergedAdapter({}), self.statistics),
             NewImages(
@@ -115,10 +114,6 @@ class ContinuedModule(FeatureClassification):
         )
         self.set_statistics(update.state.statistics)
         return update
-
-    def frozen_copy(self) -> Any:
-        """A copy of the module before it changes, for distillation."""
-        return copy.deepcopy(self.module).requires_grad_(False).eval()
 
     def state_dict(self) -> Tensors:
         """The module and the statistics."""

@@ -62,9 +62,6 @@ class AffineMap(DriftCompensation):
         seed: seed of the initial weights, the held-out images and the batches.
     """
 
-    title: ClassVar[str] = "Affine map by SGD"
-    paper: ClassVar[str] = "https://github.com/Zi-Jian-Gao/Moal"
-
     epochs: Count = 1000
     learning_rate: Positive = 0.01
     seed: int = 0
@@ -188,7 +185,7 @@ class MoAL(ContinuedModule):
             self.module.load_state_dict(self.new_adapters(task.seed).state_dict())
         rows = uniform_rows(len(task.classes), self.vit.width, seeds.generator(task.seed, task.index, "head"))
         self.head.grow(rows if self.options.moal_head == "kept" or not old else torch.zeros_like(rows))
-        update = self.learn_update(task)
+        update = self.update(task)
         features = update.features[0]
         self.runtime.progress.start_phase("least squares")
         sums = self.sums.add(features, task.labels)

@@ -6,6 +6,7 @@ They differ in the map of the Gaussians and in the classifier that is made from 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,13 +73,14 @@ class ContinuedLoRA(ContinuedModule):
         """Train the LoRA with a head that is discarded, near the features before the task if there were others."""
         options, head = self.options, ScaledHead(self.vit.width, len(task.classes)).to(self.runtime.device)
         distils = bool(self.num_classes and (options.distillation or options.norm_distillation))
-        teacher = self.frozen_copy() if distils else None
+        teacher = copy.deepcopy(self.module).requires_grad_(False) if distils else None
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             features = self.vit(images, self.hooks())
             value = self.classification_loss(head(features).float(), labels - task.classes.start)
             if teacher is None:
                 return value
+            assert isinstance(teacher, LowRankWeights)
             before = self.features(images, teacher)
             lengths = F.mse_loss(features.norm(dim=1), before.norm(dim=1))
             return value + options.distillation * F.mse_loss(features, before) + options.norm_distillation * lengths
