@@ -111,6 +111,9 @@ def test_a_wrong_option_is_refused():
         make_compensation("hopdc", neighbours=0)
     with pytest.raises(OneaError, match="Unknown option 'alpha'"):
         make_compensation("dpcr", alpha=1)
+    with pytest.raises(OneaError, match="'alpha' is an option of a drift map, but there is none"):
+        make_compensation("none", alpha=1)
+    assert make_compensation("none") is None
 
 
 # Samples of classes

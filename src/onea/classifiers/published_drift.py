@@ -23,6 +23,7 @@ from onea.classifiers.base import Statistics
 from onea.classifiers.drift import Drift, DriftCompensation, LinearDrift, RidgeDrift, SampledDrift
 from onea.classifiers.samples import move_gaussians
 from onea.classifiers.statistics import ClassStatistics, Gaussian
+from onea.errors import OneaError
 from onea.options import make_options
 from onea.schema import Count, NotNegative, Positive, ZeroToOne
 from onea.tensors import eigh, row_blocks, svd, to_float64
@@ -274,4 +275,8 @@ def make_compensation(name: Carry, **options: Any) -> DriftCompensation | None:
     >>> make_compensation("hopdc", neighbours="200").neighbours
     200
     """
-    return make_options(_COMPENSATIONS[name], options) if name != "none" else None
+    if name != "none":
+        return make_options(_COMPENSATIONS[name], options)
+    if options:
+        raise OneaError(f"'{next(iter(options))}' is an option of a drift map, but there is none; choose one as carry.")
+    return None

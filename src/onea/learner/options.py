@@ -19,7 +19,7 @@ from onea.schedules import task_epochs
 from onea.schema import BelowOne, Count, Fraction, NotNegative, Range
 
 _DEFAULT_CLASSES = 10.0  # of an average task, if the stream is not known in advance
-_COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
+_COMPACT = ("ncm", "slda", "whitened", "ridge", "rgda", "ranpac")
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class ClassifierOptions(Validated):
     """Options of the classifier and its statistics.
 
     Attributes:
-        classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam,
-            or one that an installed package adds.
+        classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, ridge, rgda, rgda-full, lr-rgda,
+            sampled-head, ranpac, loranpac, fecam, or one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
         compare_classifiers: further classifiers that are evaluated in the same run, such as slda,rgda; ``all`` selects
             those that need less than 100 MB for 100 classes. The guard uses only the first classifier.

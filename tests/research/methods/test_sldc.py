@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.methods import learn_all, prepared, shown_images
 from support.tiny import write_tiny_images
+from support.toys import SHAPES, images_for, toy
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
@@ -58,6 +59,23 @@ def test_the_lora_equals_a_network_with_these_weights(tiny_run):
     method.vit.load_state_dict(method.module.weights(method.vit), strict=False)
     torch.testing.assert_close(method.features(images), adapted, rtol=1e-4, atol=1e-5)
     method.vit.load_state_dict(frozen)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_the_lora_fits_networks_of_all_families(name):
+    vit = toy(name)
+    lora, images = LowRankWeights(vit, 3, 0.8), images_for(vit)
+    expected = vit(images)
+    torch.testing.assert_close(vit(images, lora), expected, rtol=1e-4, atol=1e-5)
+    layers = {key.partition(".blocks.")[2].partition(".")[2] for key in lora.weights(vit)}
+    assert layers >= {"mlp.fc2.weight"}
+    assert layers & {"attn.qkv.weight", "attn.q_proj.weight"}
+    assert not any("proj.weight" in layer and "_proj" not in layer for layer in layers), "not the output projection"
+    randomise(lora)
+    changed = vit(images, lora)
+    assert not torch.allclose(changed, expected, atol=1e-3)
+    vit.load_state_dict(lora.weights(vit), strict=False)
+    torch.testing.assert_close(vit(images), changed, rtol=1e-4, atol=1e-4)
 
 
 def test_the_published_lora_has_the_published_size():

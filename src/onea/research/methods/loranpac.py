@@ -76,7 +76,7 @@ class LoRanPAC(FirstTask):
 
     title = "LoRanPAC"
     paper = "https://arxiv.org/abs/2410.00645"
-    stores = "one adapter and the singular vectors of random features (up to 1.2 GB for 20,000 features)"
+    stores = "one adapter and the singular vectors of random features (up to 0.8 GB for 20,000 features)"
     Options = LoRanPACOptions
     base_learning_rate = 0.03
     paper_presets: ClassVar = {
