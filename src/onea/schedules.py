@@ -39,6 +39,15 @@ def cosine(epoch: int, epochs: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
 
 
+def cosine_to(last: float) -> Callable[[int, int], float]:
+    """Cosine annealing from one towards ``last`` instead of zero.
+
+    >>> cosine_to(0.5)(0, 4), round(cosine_to(0.5)(2, 4), 3)
+    (1.0, 0.75)
+    """
+    return lambda epoch, epochs: last + (1 - last) * cosine(epoch, epochs)
+
+
 def get_schedule(name: str) -> Callable[[int, int], float]:
     """The schedule of this name: ``cosine`` or ``late-cosine``."""
     return {"cosine": cosine, "late-cosine": late_cosine}[name]

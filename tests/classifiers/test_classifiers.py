@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onea.classifiers import CLASSIFIERS, make_classifier
+from onea.classifiers.loranpac import LoRanPAC
 from onea.classifiers.ranpac import RandomFeatureSums, RanPAC
+from onea.classifiers.samples import class_gaussians
 from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_covariance
 from onea.errors import OneaError
 
 WIDTH, CLASSES = 6, 4
+QUICK = {"ranpac": {"features": 40}, "loranpac": {"features": 90}, "sampled-head": {"samples": 100}}
 
 
 def sample(
@@ -40,7 +43,7 @@ def scatter_of(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(params=sorted(CLASSIFIERS.builtin))
 def classifier(request):
-    return make_classifier(request.param, **({"features": 40} if request.param == "ranpac" else {}))
+    return make_classifier(request.param, **QUICK.get(request.param, {}))
 
 
 @given(seed=st.integers(0, 10**6), parts=st.integers(1, 8))
@@ -233,6 +236,96 @@ def test_the_regularised_gaussian_is_a_likelihood(prior):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
 
 
+def lr_rgda(known, features, rank, alpha1=0.2, alpha2=2.0, alpha3=0.5):
+    """The published formula: Woodbury's identity and the determinant lemma on each class's leading directions."""
+    covariances = [gaussian.root.T @ gaussian.root for gaussian in class_gaussians(known)]
+    base = alpha2 * torch.stack(covariances).mean(0) + alpha3 * torch.eye(known.width).double()
+    inverse, scores = torch.linalg.inv(base), []
+    for mean, covariance in zip(known.means.double(), covariances, strict=True):
+        values, vectors = torch.linalg.eigh(covariance)
+        low = vectors[:, -rank:] * (alpha1 * values[-rank:]).sqrt()
+        inner = torch.eye(rank).double() + low.T @ inverse @ low
+        projected = (features.double() - mean) @ inverse @ low
+        correction = 0.5 * ((projected @ torch.linalg.inv(inner)) * projected).sum(1)
+        constant = -0.5 * (mean @ inverse @ mean + torch.logdet(base) + torch.logdet(inner))
+        scores.append(features.double() @ inverse @ mean + constant + correction)
+    return torch.stack(scores, 1)
+
+
+@pytest.mark.parametrize("rank", [1, 3, WIDTH])
+def test_lr_rgda_equals_the_published_formula(rank):
+    features, rows = sample(19, images=300)
+    classifier = make_classifier("lr-rgda", rank=rank)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    expected, found = lr_rgda(known, features, rank), WIDTH * classifier.fit(known)(features).double()
+    expected, found = (part - part.mean(1, keepdim=True) for part in (expected, found))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
+
+
+def test_lr_rgda_with_all_directions_is_a_likelihood():
+    features, rows = sample(20, images=300)
+    classifier = make_classifier("lr-rgda", rank=WIDTH)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    covariances = [torch.cov(features[rows == row].double().T) for row in range(CLASSES)]
+    base = 2.0 * sum(covariances) / CLASSES + 0.5 * torch.eye(WIDTH)
+    expected = torch.stack(
+        [
+            torch.distributions.MultivariateNormal(mean, base + 0.2 * own).log_prob(features.double())
+            for mean, own in zip(known.means.double(), covariances, strict=True)
+        ],
+        1,
+    )
+    found = WIDTH * classifier.fit(known)(features).double()
+    expected, found = (part - part.mean() for part in (expected, found))  # up to a constant
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
+
+
+def test_lr_rgda_without_covariances_of_classes_is_lda():
+    features, rows = sample(21, images=300)
+    classifier = make_classifier("lr-rgda", alpha1=0)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    covariances = [torch.cov(features[rows == row].double().T) for row in range(CLASSES)]
+    weight = torch.linalg.solve(2.0 * sum(covariances) / CLASSES + 0.5 * torch.eye(WIDTH), known.means.double().T)
+    expected = features.double() @ weight - 0.5 * (known.means.double().T * weight).sum(0)
+    found = WIDTH * classifier.fit(known)(features).double()
+    expected, found = (part - part.mean(1, keepdim=True) for part in (expected, found))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_class_of_one_image_has_the_shared_covariance_in_lr_rgda():
+    features, rows = sample(22, images=60)
+    classifier = make_classifier("lr-rgda")
+    without = classifier.statistics(WIDTH).add(features, rows)
+    known = without.add(features[:1] + 1, torch.tensor([CLASSES]))
+    torch.testing.assert_close(  # the others keep their differences
+        classifier.fit(known)(features)[:, :CLASSES].diff(),
+        classifier.fit(without)(features).diff(),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_ridge_is_joint_ridge_regression_with_columns_of_length_one():
+    features, rows = sample(23, images=90)
+    parts, known = torch.randperm(90, generator=torch.Generator().manual_seed(1)).chunk(4), ClassStatistics.empty(WIDTH)
+    for part in parts:
+        known = known.add(features[part], rows[part])
+    exact, targets = features.double(), torch.nn.functional.one_hot(rows, CLASSES).double()
+    weight = torch.linalg.solve(exact.T @ exact + 200 * torch.eye(WIDTH), exact.T @ targets)
+    expected = exact @ (weight / weight.norm(dim=0))
+    found = make_classifier("ridge").fit(known)(features).double()
+    expected, found = (part - part.mean(1, keepdim=True) for part in (expected, found))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_ridge_of_infinite_strength_compares_with_normalised_means():
+    features, rows = sample(24, images=90)
+    known = ClassStatistics.empty(WIDTH).add(features, rows)
+    found = make_classifier("ridge", strength=1e12).fit(known)(features)
+    expected = features @ torch.nn.functional.normalize(known.means, dim=1).T
+    torch.testing.assert_close(found.diff(), expected.diff(), rtol=1e-4, atol=1e-4)
+
+
 def test_the_whitened_cosine_is_invariant_to_translation():
     features, rows = sample(10)
     classifier, shift = make_classifier("whitened"), 5.0
@@ -312,6 +405,60 @@ def test_ranpac_is_ridge_regression_on_random_features():
     best = min(errors, key=errors.get)
     expected = random @ weights(best, torch.ones_like(held_out))
     torch.testing.assert_close(classifier.fit(known)(features).double(), expected, rtol=1e-2, atol=1e-3)
+
+
+def random_features(known, features):
+    return torch.relu(features.double() @ known.projection.double())
+
+
+@given(seed=st.integers(0, 10**6), parts=st.integers(1, 6))
+@settings(max_examples=20, deadline=None)
+def test_loranpac_without_truncation_is_least_squares_in_any_order(seed, parts):
+    features, rows = sample(seed, images=60)
+    classifier = LoRanPAC(features=200, kept=1)
+    known = classifier.statistics(WIDTH)
+    for part in torch.randperm(60, generator=torch.Generator().manual_seed(seed)).chunk(parts):
+        known = known.add(features[part], rows[part])
+    assert known.energy_kept == pytest.approx(1, abs=1e-4)
+    random, targets = random_features(known, features), torch.nn.functional.one_hot(rows, CLASSES).double()
+    asked = sample(seed + 1)[0]
+    expected = random_features(known, asked) @ torch.linalg.lstsq(random, targets, driver="gelsd").solution
+    torch.testing.assert_close(classifier.fit(known)(asked).double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_loranpac_is_the_limit_of_ranpac_without_a_ridge():
+    features, rows = sample(3, images=60)
+    classifier = LoRanPAC(features=200, kept=1)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    random, targets = random_features(known, features), torch.nn.functional.one_hot(rows, CLASSES).double()
+    weight = torch.linalg.solve(random.T @ random + 1e-6 * torch.eye(200).double(), random.T @ targets)
+    asked = sample(4)[0]
+    found = classifier.fit(known)(asked).double()
+    torch.testing.assert_close(found, random_features(known, asked) @ weight, rtol=1e-2, atol=1e-2)
+
+
+def test_loranpac_keeps_the_leading_singular_vectors():
+    features, rows = sample(5, images=60)
+    known = LoRanPAC(features=200, kept=0.5).statistics(WIDTH).add(features, rows)
+    left, values, _ = torch.linalg.svd(random_features(known, features).T, full_matrices=False)
+    torch.testing.assert_close(known.values.double(), values[:30], rtol=1e-4, atol=1e-4)
+    own, expected = known.basis.double(), left[:, :30]
+    torch.testing.assert_close(own @ own.T, expected @ expected.T, rtol=0, atol=1e-3)
+    assert known.energy_kept == pytest.approx(float((values[:30] ** 2).sum() / (values**2).sum()), rel=1e-4)
+    halves = LoRanPAC(features=200, kept=0.5).statistics(WIDTH)
+    for part in torch.arange(60).chunk(3):  # which loses some of what a single block keeps
+        halves = halves.add(features[part], rows[part])
+    assert len(halves.values) == 30
+    assert 0.9 < halves.energy_kept <= known.energy_kept
+
+
+@pytest.mark.parametrize(("options", "rank"), [({"kept": 0.75}, 45), ({"max_rank": 7}, 7), ({"features": 20}, 15)])
+def test_the_rank_of_loranpac_has_three_bounds(options, rank):
+    features, rows = sample(6, images=60, width=40)
+    known = LoRanPAC(**{"features": 200} | options).statistics(40).add(features, rows)
+    assert known.values.shape == (rank,)
+    assert known.basis.shape == (options.get("features", 200), rank)
+    torch.testing.assert_close(known.basis.T @ known.basis, torch.eye(rank), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_numpy_numbers_are_valid_parameters(tiny_vit, tiny_images, tmp_path):
         ({"held_out": 0.9}, "held_out"),
         ({"unknown": 1.5}, "unknown"),
         ({"readout": "other"}, "readout"),
-        ({"options": {"carry": True}}, "follow_drift"),
+        ({"options": {"carry": "none"}}, "follow_drift"),
         ({"options": {"classifier": "rgda"}}, "readout"),
         ({"options": {"new_vots": 3}}, "new_votes"),
         ({"options": {"kapa": 3}, "preset": "paper"}, "kappa"),

@@ -54,7 +54,9 @@ def test_info(shop, onea):
     assert ": 2 classes from 12 images, in 2 updates (version 2)" in out
     assert f"network: the first 5 blocks of {BUNDLED}, 56 x 56 pixels, sha256 {BUNDLED_SHA256[:12]}" in out
     assert "preset: auto; classifier: rgda; predicted unknown: 5 % of images of known classes" in out
-    assert len(out.splitlines()) == 4, "the last line is advice about the untrained adapter"
+    advice, stored = out.splitlines()[-2:]
+    assert "`onea refresh MODEL FOLDER`" in advice
+    assert stored == "No photo is stored."
     found = json.loads(onea("info", str(shop), "--json")[1])
     assert (found["version"], found["preset"], found["backbone"]["name"]) == (2, "auto", BUNDLED)
-    assert len(found["remarks"]) == 1
+    assert found["remarks"] == [advice, stored]

@@ -106,7 +106,7 @@ def test_dependent_options_follow_overrides_only():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"carry": True}, "set follow_drift"),
+        ({"carry": "none"}, "set follow_drift"),
         ({"compare-classifiers": "ncm"}, "set readout"),
         (3, "options is 3; give a mapping"),
         ({3: 4}, "give a mapping"),

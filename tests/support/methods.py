@@ -16,6 +16,8 @@ from onea.runtime import make_runtime
 
 # Small values for options that only some methods have, so that every method learns the tiny stream in a second.
 QUICK = {"alignment_epochs": 2, "descriptor_epochs": 2, "components": 12, "pool": 6, "random_features": 64}
+QUICK |= {"map_epochs": 3}
+QUICK_METHODS = {"sldc": {"classifier_options": "samples=64"}}
 
 
 def prepared(values: dict, method: str = "one-a", adapter_cache: AdapterCache | None = None, **changes):
@@ -23,7 +25,11 @@ def prepared(values: dict, method: str = "one-a", adapter_cache: AdapterCache | 
     values, kind = values | {"method": method} | changes, method_class(method)
     known = {field.name for field in dataclasses.fields(kind.Options)}
     same_epochs = {} if issubclass(kind, AdapterMerging) else {"epoch_growth": 0.0}
-    quick = {name: value for name, value in (QUICK | same_epochs | values["options"]).items() if name in known}
+    quick = {
+        name: value
+        for name, value in (QUICK | QUICK_METHODS.get(method, {}) | same_epochs | values["options"]).items()
+        if name in known
+    }
     config = make_config(values | {"options": quick})
     return prepare(config, make_runtime("cpu", config.precision, 1), adapter_cache)
 

@@ -14,10 +14,14 @@ _BUILT_IN = {
     "ncm": "onea.classifiers.linear:NearestMean",
     "slda": "onea.classifiers.linear:StreamingLDA",
     "whitened": "onea.classifiers.linear:WhitenedCosine",
+    "ridge": "onea.classifiers.linear:RidgeClassifier",
     "rgda": "onea.classifiers.gaussian:RegularisedGaussian",
     "rgda-full": "onea.classifiers.gaussian:FullRegularisedGaussian",
+    "lr-rgda": "onea.classifiers.gaussian:LowRankGaussian",
+    "sampled-head": "onea.classifiers.alignment:SampledHead",
     "fecam": "onea.classifiers.gaussian:FeCAM",
     "ranpac": "onea.classifiers.ranpac:RanPAC",
+    "loranpac": "onea.classifiers.loranpac:LoRanPAC",
 }
 
 CLASSIFIERS = Registry("classifier", "onea.classifiers", _BUILT_IN)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers.base import Classifier, Scorer, Statistics
-from onea.classifiers.statistics import ClassStatistics
+from onea.classifiers.samples import class_gaussians
+from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, truncate_factor
 from onea.schema import Count, NotNegative, Positive
 from onea.tensors import eigh, to_float64
 
@@ -58,17 +59,12 @@ class RegularisedGaussian(Classifier):
             no_axes = means.new_empty(statistics.classes, 0, statistics.width)
             return GaussianScores(whitening, origin, centred, no_axes, no_axes[:, :, 0])
         degrees_of_freedom = (statistics.counts - 1).clamp_min(1).double()
-        # factor^T factor is the covariance of a class in the whitened space; its eigenvectors come from the smaller
-        # matrix factor factor^T.
+        # factor^T factor is the covariance of a class in the whitened space.
         factors = to_float64(statistics.factors) @ whitening / degrees_of_freedom.sqrt()[:, None, None]
-        rank = min(self.directions, factors.shape[1])
-        variances, left = (part[..., -rank:] for part in eigh(factors @ factors.transpose(1, 2)))  # ascending
-        present = variances > variances.amax(1, keepdim=True) * 1e-9
-        scale = torch.where(present, variances, torch.inf).rsqrt()[:, :, None]
-        axes = left.transpose(1, 2) @ factors * scale
+        variances, axes = _leading_axes(factors, self.directions)
         counts = statistics.counts.double()
         weight = (counts / (counts + self.prior_images))[:, None]
-        shrunk = torch.where(present, weight * variances + 1 - weight, 1.0)
+        shrunk = torch.where(variances > 0, weight * variances + 1 - weight, 1.0)
         return GaussianScores(whitening, origin, centred, axes, shrunk)
 
 
@@ -80,6 +76,69 @@ class FullRegularisedGaussian(RegularisedGaussian):
     stores: ClassVar[str] = "a mean and a matrix per class, and one matrix"
 
     directions: Count = 4096
+
+
+@dataclass(frozen=True)
+class LowRankGaussian(Classifier):
+    """LR-RGDA: Gaussian classes, whose covariance is a low-rank correction of a shared one.
+
+    With ``S_c`` the covariance of a class, of which the leading ``rank`` directions are kept, and ``S`` the mean of the
+    covariances of all classes, whatever their numbers of images, class ``c`` has the covariance
+
+        B + alpha1 S_c,   B = alpha2 S + alpha3 I
+
+    The score is the log-likelihood with equal priors, up to a constant, divided by the number of features. It is
+    computed in the space in which ``B`` is the identity, where the inverse of the correction is diagonal. Classes of a
+    single image have no covariance, are left out of the mean, and have the covariance ``B``.
+
+    Attributes:
+        alpha1: factor of the covariance of the class; it does not depend on the number of images.
+        alpha2: factor of the shared covariance.
+        alpha3: variance added to every direction.
+        rank: number of directions of the covariance of a class.
+    """
+
+    title: ClassVar[str] = "LR-RGDA"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2602.00144"
+    stores: ClassVar[str] = "a mean and a matrix per class"
+
+    alpha1: NotNegative = 0.2
+    alpha2: NotNegative = 2.0
+    alpha3: Positive = 0.5
+    rank: Count = 64
+
+    def statistics(self, width: int) -> ClassStatistics:
+        """Means and full scatter matrices."""
+        return ClassStatistics.empty(width, directions=width)
+
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Fit to statistics; directions that they lack are shared by all classes."""
+        assert isinstance(statistics, ClassStatistics)
+        width, rank, means = statistics.width, min(self.rank, statistics.width), to_float64(statistics.means)
+        shared, corrections = means.new_zeros(width, width), means.new_zeros(len(means), rank, width)
+        several = statistics.counts > 1
+        for row, gaussian in enumerate(class_gaussians(statistics)):
+            if several[row]:
+                shared += gaussian.root.T @ gaussian.root / int(several.sum())
+                leading, _ = truncate_factor(gaussian.own[gaussian.own.any(1)], rank)
+                corrections[row, : len(leading)] = leading * self.alpha1**0.5
+        identity = torch.eye(width, dtype=torch.float64, device=means.device)
+        whitening = inverse_sqrt(*eigh(self.alpha2 * shared + self.alpha3 * identity))
+        variances, axes = _leading_axes(corrections @ whitening, rank)
+        origin = means.mean(0) if len(means) else means.new_zeros(width)
+        return GaussianScores(whitening, origin, (means - origin) @ whitening, axes, 1 + variances)
+
+
+def _leading_axes(factors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The leading variances ``[C, K]``, ascending, and unit axes ``[C, K, width]`` of covariances ``factor^T factor``.
+
+    Computed from the smaller matrices ``factor factor^T``. Axes that are missing have variance zero.
+    """
+    rank = min(count, factors.shape[1])
+    variances, left = (part[..., -rank:] for part in eigh(factors @ factors.transpose(1, 2)))
+    present = variances > variances.amax(1, keepdim=True) * 1e-9
+    scale = torch.where(present, variances, torch.inf).rsqrt()[:, :, None]
+    return torch.where(present, variances, 0.0), left.transpose(1, 2) @ factors * scale
 
 
 class GaussianScores(Scorer):

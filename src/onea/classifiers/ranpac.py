@@ -46,6 +46,13 @@ class RandomFeatureSums:
     counts: Tensor
     seed: int
 
+    @classmethod
+    def empty(cls, projection: Tensor, seed: int) -> Self:
+        """Sums without images, for this projection."""
+        size = projection.shape[1]
+        counts = torch.zeros(2, 0, dtype=torch.int64)
+        return cls(projection, torch.zeros(2, size, size), torch.zeros(2, size, 0), counts, seed)
+
     @property
     def kind(self) -> Hashable:
         """The random features."""
@@ -87,6 +94,31 @@ class RandomFeatureSums:
         """Unchanged: random features are nonlinear, so a linear map of the features does not map them linearly."""
         return self
 
+    def ridge_weights(self, strength: float) -> Tensor:
+        """The weights ``(H^T H + l I)^(-1) H^T Y`` of all images, float64."""
+        gram, hits = to_float64(self.gram).sum(0), to_float64(self.hits).sum(0)
+        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        weights: Tensor = torch.linalg.solve(gram + strength * identity, hits)
+        return weights
+
+    def select_strength(self) -> float:
+        """The ridge parameter with the smallest squared error on held-out images.
+
+        Up to a constant, the error is ``tr W^T (H^T H) W - 2 tr W^T (H^T Y)``, which is computed in the basis of the
+        eigenvectors of the training images.
+        """
+        gram, hits = to_float64(self.gram), to_float64(self.hits)
+        values, vectors = eigh(gram[0])
+        projected = vectors.T @ hits[0]
+        gram_held_out, hits_held_out = vectors.T @ gram[1] @ vectors, vectors.T @ hits[1]
+        # A ridge parameter below the rounding errors of the float32 sums would fit noise.
+        strengths = sorted({max(strength, float(values[-1]) * _ROUNDING) for strength in _STRENGTHS})
+        errors = []
+        for strength in strengths:
+            weight = projected / (values.clamp_min(0) + strength)[:, None]
+            errors.append(float((weight * (gram_held_out @ weight)).sum() - 2 * (weight * hits_held_out).sum()))
+        return strengths[errors.index(min(errors))]
+
     def select_classes(self, classes: Tensor) -> Self:
         """The sums of these classes; the Gram matrices remain those of all classes."""
         return replace(self, hits=self.hits[:, :, classes], counts=self.counts[:, classes])
@@ -127,18 +159,13 @@ class RanPAC(Classifier):
 
     def statistics(self, width: int) -> RandomFeatureSums:
         """Empty sums."""
-        size = self.features
-        projection = torch.randn(width, size, generator=seeds.generator(self.seed, 0, "random features"))
-        empty = torch.zeros(2, 0, dtype=torch.int64)
-        return RandomFeatureSums(projection, torch.zeros(2, size, size), torch.zeros(2, size, 0), empty, self.seed)
+        generator = seeds.generator(self.seed, 0, "random features")
+        return RandomFeatureSums.empty(torch.randn(width, self.features, generator=generator), self.seed)
 
     def fit(self, statistics: Statistics) -> Scorer:
         """Select the ridge parameter and solve for the weights."""
         assert isinstance(statistics, RandomFeatureSums)
-        gram, hits = to_float64(statistics.gram), to_float64(statistics.hits)
-        strength = _select_strength(gram, hits)
-        identity = torch.eye(len(gram[0]), dtype=torch.float64, device=gram.device)
-        weight = torch.linalg.solve(gram.sum(0) + strength * identity, hits.sum(0))
+        weight = statistics.ridge_weights(statistics.select_strength())
         return RandomFeatureScores(projection=statistics.projection, weight=weight)
 
 
@@ -148,21 +175,3 @@ class RandomFeatureScores(Scorer):
     def forward(self, features: Tensor) -> Tensor:
         """Weighted sums of the random features."""
         return F.relu(features @ self.get_buffer("projection")) @ self.get_buffer("weight")
-
-
-def _select_strength(gram: Tensor, hits: Tensor) -> float:
-    """The ridge parameter with the smallest squared error on held-out images.
-
-    Up to a constant, the error is ``tr W^T (H^T H) W - 2 tr W^T (H^T Y)``, which is computed in the basis of the
-    eigenvectors of the training images.
-    """
-    values, vectors = eigh(gram[0])
-    projected = vectors.T @ hits[0]
-    gram_held_out, hits_held_out = vectors.T @ gram[1] @ vectors, vectors.T @ hits[1]
-    # A ridge parameter below the rounding errors of the float32 sums would fit noise.
-    strengths = sorted({max(strength, float(values[-1]) * _ROUNDING) for strength in _STRENGTHS})
-    errors = []
-    for strength in strengths:
-        weight = projected / (values.clamp_min(0) + strength)[:, None]
-        errors.append(float((weight * (gram_held_out @ weight)).sum() - 2 * (weight * hits_held_out).sum()))
-    return strengths[errors.index(min(errors))]

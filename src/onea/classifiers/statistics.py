@@ -8,6 +8,7 @@ The covariance of each single class is kept as a low-rank factor with a bound on
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -20,6 +21,26 @@ from onea.tensors import Tensors, eigh, round_to_bfloat16, to_float64
 from onea.vit.heads import class_means
 
 _RCOND = 1e-12  # eigenvalues below this share of the largest one are rounding errors
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The Gaussian of the features of a class, in float64. Its covariance is ``root^T root``.
+
+    Attributes:
+        mean: ``[width]``.
+        own: rows of the root that belong to this class, ``[rows, width]``.
+        shared: other rows of the root, which describe what is not known of single classes, ``[rows, width]``.
+    """
+
+    mean: Tensor
+    own: Tensor
+    shared: Tensor
+
+    @property
+    def root(self) -> Tensor:
+        """All rows of the root."""
+        return torch.cat([self.own, self.shared])
 
 
 @dataclass(frozen=True)
@@ -173,6 +194,27 @@ class ClassStatistics:
         """
         return self if self.unit_length else replace(self, means=(to_float64(self.means) + to_float64(shifts)).float())
 
+    def replace_gaussians(self, gaussians: Iterable[Gaussian]) -> Self:
+        """The statistics with another mean and covariance of each class; counts stay.
+
+        The pooled covariance becomes the mean of the covariances, weighted by degrees of freedom. Classes without
+        images do not change.
+        """
+        assert self.scatter is not None
+        means, scatter = to_float64(self.means).clone(), torch.zeros_like(self.scatter)
+        factors, cut = (None if part is None else part.clone() for part in (self.factors, self.cut))
+        freedom, truncate = (self.counts - 1).clamp_min(0).tolist(), self._truncation()
+        for row, gaussian in enumerate(gaussians):
+            if not self.counts[row]:
+                continue
+            means[row] = gaussian.mean
+            scatter += freedom[row] * gaussian.root.T @ gaussian.root
+            if factors is not None and cut is not None:
+                factors[row], cut[row] = truncate(gaussian.own * freedom[row] ** 0.5)
+        if total := sum(freedom):
+            scatter *= self.degrees_of_freedom / total  # also of classes that were removed
+        return replace(self, means=means.float(), scatter=scatter if total else self.scatter, factors=factors, cut=cut)
+
     def merge_classes(self, source: int, target: int) -> Self:
         """The statistics with the images of ``source`` added to ``target``; the row of ``source`` does not change."""
         added, before = self.counts[source].double(), self.counts[target].double()
@@ -310,9 +352,6 @@ class ClassStatistics:
     def _add_to_factors(self, classes: Tensor, position: Tensor, deviations: Tensor, between: Tensor) -> Self:
         """The statistics with more deviations in the factors of some classes.
 
-        Directions are selected in the whitened space, where classes are compared: the leading eigenvectors of
-        ``W S_c W``, mapped back by ``W^(-1)``.
-
         Args:
             classes: the classes whose factors change, ``[K]``.
             position: position of each deviation's class among these.
@@ -321,20 +360,34 @@ class ClassStatistics:
         """
         assert self.factors is not None
         assert self.cut is not None
-        values, vectors = self._spectrum
-        values = values.clamp_min(values[-1] * _RCOND)
-        whiten, unwhiten = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
-        directions, factors, cut = self.factors.shape[1], self.factors.clone(), self.cut.clone()
+        factors, cut, truncate = self.factors.clone(), self.cut.clone(), self._truncation()
         for place, row in enumerate(classes.tolist()):
             old = self.factors[row][self.factors[row].any(1)].double()  # empty for a new class
             rows = torch.cat([old, deviations[position == place], between[place : place + 1]])
-            leading, truncated = _truncate(rows @ whiten, directions)
-            factors[row] = F.pad(leading @ unwhiten, (0, 0, 0, directions - len(leading))).float()
-            cut[row] += truncated * values[-1]  # mapping back scales a direction by at most this
+            factors[row], truncated = truncate(rows)
+            cut[row] += truncated
         return self._with_same_scatter(factors=factors, cut=cut)
 
+    def _truncation(self) -> Callable[[Tensor], tuple[Tensor, float]]:
+        """A function of rows: the factor ``[directions, width]`` of ``rows^T rows`` that is kept, and what it lacks.
 
-def _truncate(rows: Tensor, rank: int) -> tuple[Tensor, float]:
+        Directions are selected in the whitened space, where classes are compared: the leading eigenvectors of
+        ``W S_c W``, mapped back by ``W^(-1)``. What is lacking is a bound on the spectral norm.
+        """
+        directions = 0 if self.factors is None else self.factors.shape[1]
+        values, vectors = self._spectrum
+        values = values.clamp_min(values[-1] * _RCOND)
+        whiten, unwhiten = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
+
+        def truncate(rows: Tensor) -> tuple[Tensor, float]:
+            leading, truncated = truncate_factor(rows @ whiten, directions)
+            factor = F.pad(leading @ unwhiten, (0, 0, 0, directions - len(leading))).float()
+            return factor, truncated * float(values[-1])  # mapping back scales a direction by at most this
+
+        return truncate
+
+
+def truncate_factor(rows: Tensor, rank: int) -> tuple[Tensor, float]:
     """The best factor of ``rows^T rows`` with at most ``rank`` rows, and the largest truncated eigenvalue."""
     if len(rows) <= rows.shape[1]:
         values, left = eigh(rows @ rows.T)

@@ -175,17 +175,18 @@ def train_adapter(
     plan: StreamPlan | None,
     views: FixedViews | None = None,
     held_out: Task | None = None,
+    head: nn.Module | None = None,
 ) -> TrainedAdapter:
     """Train an adapter with a local head on a task, starting from its current weights.
 
     ``views`` are fixed views of all its images, including those held out, if computed already. ``held_out`` is the task
-    with its held-out images, for early stopping.
+    with its held-out images, for early stopping. ``head`` is the initial local head, if it is not that of the options.
     """
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
     decay = options.contrastive_min, options.contrastive_max, options.contrastive_decay
     weight = contrastive_weight(classes, *decay) if options.contrastive else 0.0
-    head = local_head(vit.width, task, options.head, options.head_scale)
+    head = head or local_head(vit.width, task, options.head, options.head_scale)
     fit = partial(
         train_with_local_head,
         head=head,

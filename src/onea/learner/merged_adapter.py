@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from onea.learner.adapter_training import AdapterTraining, TrainedAdapter, initial_adapters, train_adapter
 from onea.learner.fixed_views import FixedViews
 from onea.learner.memory import Memory, parse_memory
-from onea.learner.options import ClassifierOptions
+from onea.learner.options import CarryOptions, ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.merging import make_operator
 from onea.merging.operator import Operator, Sizes
@@ -64,7 +64,7 @@ class AdapterCache(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
 
 
 @dataclass(frozen=True)
-class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
+class MergingOptions(CarryOptions, ClassifierOptions, AdapterTraining, ABC):
     """Options of a method that trains and merges adapters.
 
     Attributes:
@@ -73,7 +73,6 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
             is neither trained, merged nor counted, but its prototype is computed.
         min_share: tasks that contribute less than this share of the merged classes are skipped as well: they would
             hardly change the merged adapter, but old prototypes would drift. 0 trains all tasks (the paper).
-        carry: compensate the drift of features in the statistics of old classes (not in the paper).
         guard: share of the images of a task, at most about 200, that are held out of its training. If accuracy on them
             drops significantly, the merge is rejected. 0 holds out none (the paper).
     """
@@ -81,7 +80,6 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     train: bool = True
     single_class: Literal["train", "skip"] = "train"
     min_share: ZeroToOne = 0.0
-    carry: bool = False
     guard: BelowOne = 0.0
 
     def __post_init__(self) -> None:
@@ -197,6 +195,10 @@ class AdapterLearner:
         start = self.options.start
         return start if start != "auto" else str(getattr(self.operator, "starts_from", "fresh"))
 
+    def local_head(self, task: Task) -> nn.Module | None:
+        """The head that trains the adapter of a task; None for that of the options. A subclass may have another."""
+        return None
+
     def new_adapters(self, seed: int = 0, index: int = 0) -> Adapters:
         """The randomly initialised adapter of a task, which does not change the output of the network."""
         return initial_adapters(self.vit, self.options, seed, 0 if self.start == "shared" else index)
@@ -222,7 +224,8 @@ class AdapterLearner:
             adapters.load_state_dict(merged.tensors)
         elif merged.start:
             adapters.load_state_dict(merged.start)
-        trained = train_adapter(self.vit, adapters, task, options, self.runtime, self.plan, views, held_out)
+        head = self.local_head(task)
+        trained = train_adapter(self.vit, adapters, task, options, self.runtime, self.plan, views, held_out, head)
         if cache is not None:
             copies = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
             cache[key] = (copies, trained.report)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
+from onea.classifiers.published_drift import Carry
 from onea.learner.adapter_training import AdapterTraining, Start
 from onea.learner.merged_adapter import MemoryOptions, MergedAdapterOptions
 from onea.merging.average import WeightedMean
@@ -66,7 +67,7 @@ class OneAPlusOptions(MergedAdapterOptions):
     start: Start = "merged"
     single_class: Literal["train", "skip"] = "skip"
     min_share: ZeroToOne = 0.25
-    carry: bool = True
+    carry: Carry = "ridge"
     guard: BelowOne = 0.1
     classifier: str = "rgda"
     merge: str = "weighted-mean"

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from onea import schedules
 from onea.classifiers import make_classifier
 from onea.classifiers.base import Classifier
+from onea.classifiers.drift import DriftCompensation
+from onea.classifiers.published_drift import Carry, make_compensation
 from onea.learner.optimisation import Optimiser, Recipe, Schedule
 from onea.learner.tasks import StreamPlan
 from onea.options import Validated, parse_pairs
@@ -17,7 +19,7 @@ from onea.schedules import task_epochs
 from onea.schema import BelowOne, Count, Fraction, NotNegative, Range
 
 _DEFAULT_CLASSES = 10.0  # of an average task, if the stream is not known in advance
-_COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
+_COMPACT = ("ncm", "slda", "whitened", "ridge", "rgda", "ranpac")
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class ClassifierOptions(Validated):
     """Options of the classifier and its statistics.
 
     Attributes:
-        classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam,
-            or one that an installed package adds.
+        classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, ridge, rgda, rgda-full, lr-rgda,
+            sampled-head, ranpac, loranpac, fecam, or one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
         compare_classifiers: further classifiers that are evaluated in the same run, such as slda,rgda; ``all`` selects
             those that need less than 100 MB for 100 classes. The guard uses only the first classifier.
@@ -138,3 +140,26 @@ class ClassifierOptions(Validated):
         requested = filter(None, (name.strip() for name in self.compare_classifiers.split(",")))
         others = [other for name in requested for other in (_COMPACT if name == "all" else (name,))]
         return {self.classifier: first} | {name: make_classifier(name) for name in others if name != self.classifier}
+
+
+@dataclass(frozen=True)
+class CarryOptions(Validated):
+    """Options of the statistics of old classes when the adapter changes.
+
+    Attributes:
+        carry: how they follow the drift of features, which new images show: ``none`` (the paper: they stay), ``ridge``
+            (One-A+: a linear map near the identity), or as published: ``dpcr``, ``sldc`` (linear maps), ``hopdc``
+            (attention over the new images).
+        carry_options: options of the map, such as kind=nonlinear for sldc or temperature=0.1 for hopdc.
+    """
+
+    carry: Carry = "none"
+    carry_options: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compensation()  # refuse invalid options now, not after the first task
+
+    def compensation(self) -> DriftCompensation | None:
+        """The map of these options; None if statistics do not follow."""
+        return make_compensation(self.carry, **parse_pairs(self.carry_options, "carry_options"))

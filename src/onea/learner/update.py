@@ -4,9 +4,9 @@
 Given the state (the merged adapter ``A`` and statistics ``S`` of the classes) and new images ``X`` with labels:
 
 1. **Train and merge**: train an adapter on the images that are not held out and merge it, ``A' = merge(A, train(X))``.
-2. **Compensate drift**: with features ``F = f(X; A)`` and ``F' = f(X; A')``, fit a linear map ``M`` with ``F M ~ F'``
-   and apply it to the statistics of earlier classes: ``S' = apply(M, S)``. If some images of an earlier class are at
-   hand again, the error of the map on them corrects the mean of their class.
+2. **Compensate drift**: with features ``F = f(X; A)`` and ``F' = f(X; A')``, fit a map ``m`` with ``m(F) ~ F'`` and
+   apply it to the statistics of earlier classes: ``S' = m(S)``. If some images of an earlier class are at hand again,
+   the error of the map on them corrects the mean of their class. If no feature changed, no statistic changes.
 3. **Check**: if accuracy on the held-out images drops significantly, reject the merge: ``A', S' = A, S``.
 4. **Add** the features ``f(X; A')`` to the statistics of their classes.
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.base import Classifier, Statistics
-from onea.classifiers.drift import fit_drift_map
+from onea.classifiers.drift import Drift, DriftCompensation
 from onea.classifiers.statistics import ClassStatistics
 from onea.learner.held_out import dropped_significantly, held_out_accuracy
 from onea.learner.merged_adapter import MergedAdapter
@@ -55,11 +55,11 @@ class LearnerState:
         assert isinstance(statistics, ClassStatistics)
         return statistics
 
-    def apply_drift_map(self, drift_map: Tensor) -> LearnerState:
-        """The state with all features multiplied by a matrix ``[width, width]``."""
-        statistics = {kind: old.apply_drift_map(drift_map) for kind, old in self.statistics.items()}
+    def move(self, drift: Drift) -> LearnerState:
+        """The state after the features of all earlier images drifted."""
+        statistics = {kind: drift.move_statistics(old) for kind, old in self.statistics.items()}
         features = {
-            name: round_to_bfloat16(value @ drift_map.float()) if len(value) else value
+            name: round_to_bfloat16(drift.move_features(value)) if len(value) else value
             for name, value in self.features.items()
         }
         return replace(self, statistics=statistics, features=features)
@@ -149,7 +149,7 @@ def learn_update(
     *,
     kind: Hashable,
     classifier: Classifier,
-    compensate_drift: bool,
+    compensation: DriftCompensation | None,
 ) -> UpdateResult:
     """Learn new images, of new or known classes.
 
@@ -159,12 +159,12 @@ def learn_update(
         train_and_merge: trains an adapter on the images that are not held out, and merges it; None keeps the adapter.
         kind: kind of the statistics that ``classifier`` is fitted to.
         classifier: predicts the held-out images for the check.
-        compensate_drift: whether to compensate the drift of features in the statistics of earlier classes.
+        compensation: how to compensate the drift of features in the statistics of earlier classes, if at all.
     """
     if train_and_merge is None:
         features, report = images.compute_features(0, state.adapter), {"trained": False}
     else:
-        state, features, report = _adapt(state, images, train_and_merge, kind, classifier, compensate_drift)
+        state, features, report = _adapt(state, images, train_and_merge, kind, classifier, compensation)
     crops = (images.compute_features(view, state.adapter) for view in range(1, images.num_views))
     views = torch.stack([features, *crops]).expand(images.samples_per_image, -1, -1)
     if report["trained"] and images.recompute is not None:
@@ -191,12 +191,12 @@ def _adapt(
     train_and_merge: TrainAndMerge,
     kind: Hashable,
     classifier: Classifier,
-    compensate_drift: bool,
+    compensation: DriftCompensation | None,
 ) -> tuple[LearnerState, Tensor, dict[str, Any]]:
     """Steps 1 to 3: the new state, or the old one if the merge was rejected; its features; and a report."""
     check = bool(images.held_out.any())
     # A forward pass over all images, which only drift compensation and check need.
-    before = images.compute_features(0, state.adapter) if check or compensate_drift else None
+    before = images.compute_features(0, state.adapter) if check or compensation else None
 
     adapter, report = train_and_merge(state.adapter)
     after = images.compute_features(0, adapter)
@@ -205,12 +205,12 @@ def _adapt(
     if before is None:
         return new, after, report
 
-    if compensate_drift:
-        drift_map = fit_drift_map(before, after)
-        new = new.apply_drift_map(drift_map)
+    if compensation and not torch.equal(before, after):
+        drift = compensation.fit(before, after)
+        new = new.move(drift)
         if images.counted is not None and not bool(images.counted.all()):
             again = ~images.counted
-            errors = to_float64(after[again]) - to_float64(before[again]) @ drift_map
+            errors = to_float64(after[again]) - drift.move_features(to_float64(before[again]))
             new = new.shift_means(mean_errors(errors, images.labels[again], state.statistics[kind].classes))
 
     if check:

@@ -142,7 +142,7 @@ _UPPER_BLOCKS = 0.6  # share of the blocks: 7 of 12
 _FAST = {"train": False, "views": 1}
 _TRAINING = ("epochs", "learning_rate", "batch_size", "rank")
 _RESEARCH_OPTIONS = {
-    "carry": "follow_drift",
+    **dict.fromkeys(("carry", "carry_options"), "follow_drift"),
     "guard": "held_out",
     "memory": "memory",
     **dict.fromkeys(("classifier", "classifier_options", "compare_classifiers"), "readout"),

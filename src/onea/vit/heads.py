@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from onea.tensors import to_float64
 
 _CHUNK = 4096  # rows in memory as one-hot labels
+_ZERO_LABEL = 1e-4  # stands for zero in a logarithm
 
 
-def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
+def uniform_rows(classes: int, width: int, generator: torch.Generator) -> Tensor:
+    """Initial rows of a head, within ``1 / sqrt(width)`` as in ``nn.Linear``."""
     bound = 1 / math.sqrt(width)
     return torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
 
@@ -25,7 +27,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, width: int, classes: int, generator: torch.Generator):
         super().__init__()
-        self.weight = nn.Parameter(_uniform(classes, width, generator))
+        self.weight = nn.Parameter(uniform_rows(classes, width, generator))
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ class CosineHead(nn.Module):
 
     def __init__(self, width: int, classes: int, generator: torch.Generator, scale: float = 1.0):
         super().__init__()
-        self.weight = nn.Parameter(_uniform(classes, width, generator))
+        self.weight = nn.Parameter(uniform_rows(classes, width, generator))
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ class _GrowingRows(nn.Module):
 
     def append(self, head: _GrowingRows) -> None:
         """Add the rows of another head."""
-        self._append(**dict(head.named_parameters()))
+        self._append(**{name: rows for name, rows in head.named_parameters() if rows.dim()})
 
     def _append(self, **rows: Tensor) -> None:
         for name, new in rows.items():
@@ -88,7 +90,7 @@ class GrowingHead(_GrowingRows):
         if self.start == "truncated":
             self._append(weight=_truncated_normal(classes, width, generator), bias=torch.zeros(classes))
             return
-        rows, bound = _uniform(classes, width, generator), 1 / math.sqrt(width)
+        rows, bound = uniform_rows(classes, width, generator), 1 / math.sqrt(width)
         self._append(weight=rows, bias=torch.empty(classes).uniform_(-bound, bound, generator=generator))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -97,19 +99,23 @@ class GrowingHead(_GrowingRows):
 
 
 class GrowingCosineHead(_GrowingRows):
-    """Cosine similarities to a vector per class seen, times a fixed scale; every task adds vectors.
+    """Cosine similarities to a vector per class seen, times a fixed or a learned scale; every task adds vectors.
 
-    New vectors are truncated normal with standard deviation 0.02.
+    New vectors are truncated normal with standard deviation 0.02, or given.
     """
 
-    def __init__(self, width: int, scale: float):
+    def __init__(self, width: int, scale: float = 1.0, *, learn_scale: bool = False):
         super().__init__()
-        self.scale = scale
+        self.scale = nn.Parameter(torch.tensor(scale)) if learn_scale else scale
         self.weight = nn.Parameter(torch.empty(0, width))
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add vectors for new classes."""
-        self._append(weight=_truncated_normal(classes, self.weight.shape[1], generator))
+        self.append_rows(_truncated_normal(classes, self.weight.shape[1], generator))
+
+    def append_rows(self, rows: Tensor) -> None:
+        """Add vectors ``[classes, width]`` for new classes."""
+        self._append(weight=rows)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``[B, classes seen]``."""
@@ -119,6 +125,19 @@ class GrowingCosineHead(_GrowingRows):
 def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: range) -> Tensor:
     """Cross-entropy over the logits of one task's classes."""
     return F.cross_entropy(logits[:, classes.start : classes.stop].float(), labels - classes.start)
+
+
+def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean of cross-entropy and reverse cross-entropy, in which zeros of the labels count as 1e-4.
+
+    Wang et al., 2019, "Symmetric Cross Entropy for Robust Learning with Noisy Labels". It is zero for a single class.
+
+    >>> round(symmetric_cross_entropy(torch.zeros(1, 2), torch.tensor([0])).item(), 3)  # (log 2 - log(1e-4) / 2) / 2
+    2.649
+    """
+    probabilities = logits.float().softmax(1)
+    reverse = -math.log(_ZERO_LABEL) * (1 - probabilities.gather(1, labels[:, None])).mean()
+    return (F.cross_entropy(logits.float(), labels) + reverse) / 2
 
 
 def cosine_scores(features: Tensor, prototypes: Tensor) -> Tensor:

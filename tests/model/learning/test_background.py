@@ -165,7 +165,7 @@ def test_the_background_moves_with_the_adapter(follow_drift, tiny_vit, files, mo
         maps.append(fit_drift_map(before, after))
         return maps[-1]
 
-    monkeypatch.setattr("onea.learner.update.fit_drift_map", watched)
+    monkeypatch.setattr("onea.classifiers.drift.fit_drift_map", watched)
     monkeypatch.setattr(
         "onea.learner.update.dropped_significantly", lambda *given: False
     )  # keep the adapter even if it lowers the accuracy

@@ -8,7 +8,7 @@ import torch
 
 from onea import schedules
 from onea.errors import OneaError
-from onea.research.methods.alignment import Gaussians, align_classifier
+from onea.research.methods.alignment import Gaussians, align_head
 from onea.vit.heads import GrowingCosineHead, GrowingHead
 
 
@@ -25,11 +25,11 @@ def test_alignment_learns_to_separate_the_gaussians():
     head = GrowingHead(4)
     head.grow(4, generator())
     settings = {"epochs": 10, "weight_decay": 5e-4, "batch_size": 20}
-    losses = align_classifier(head, gaussians, learning_rate=0.1, generator=generator(), **settings)
+    losses = align_head(head, gaussians, learning_rate=0.1, generator=generator(), **settings)
     assert losses[-1] < 0.1 < losses[0]
     assert head(means).argmax(1).tolist() == [0, 1, 2, 3]
     with pytest.raises(OneaError, match="alignment"):
-        align_classifier(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
+        align_head(head, gaussians, learning_rate=1e38, generator=generator(), **settings)
 
 
 def test_gaussians_store_mean_and_covariance_with_jitter():
@@ -115,7 +115,7 @@ def test_the_schedule_sets_the_rate_of_each_epoch(monkeypatch):
     for schedule in (schedules.cosine, schedules.constant):
         head = GrowingHead(3)
         head.grow(2, generator())
-        align_classifier(head, gaussians, schedule=schedule, **settings)
+        align_head(head, gaussians, schedule=schedule, **settings)
     expected = [0.5 * schedules.cosine(epoch, 4) for epoch in range(4)] + [0.5] * 4
     assert rates == pytest.approx([rate for rate in expected for _ in range(2)]), "one step for each class"
 

@@ -116,8 +116,8 @@ def test_the_record_holds_the_size_from_which_the_preset_was_computed(tiny_run, 
 
 # Methods whose best rate was the largest that was tried: a still larger one was not tried, and may be better.
 AT_AN_EDGE = {"cl-lora"}
-# Methods without trials; those with published rates take them.
-UNTRIED = {"gdumb", "icarl", "macil", "replay", "ssiat", "tuna"}
+# Methods whose rate has not been tuned yet; it is a guess.
+UNTRIED = {"gdumb", "icarl", "loranpac", "lr-rgda", "macil", "moal", "replay", "sldc", "ssiat", "tuna"}
 
 
 def test_base_learning_rates_are_the_best_of_the_recorded_trials() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onea.classifiers.drift import RidgeDrift
 from onea.classifiers.validation import cross_validated_scores
 from onea.learner.adapter_training import initial_adapters
 from onea.learner.memory import parse_memory
@@ -248,7 +249,7 @@ def learn_images(
         (lambda adapter: _train_and_merge(adapter, state, images, views, title, settings.seed)) if trains else None,
         kind=state.statistics.kind,
         classifier=state.classifier,
-        compensate_drift=settings.follow_drift and bool(state.updates),
+        compensation=RidgeDrift() if settings.follow_drift and state.updates else None,
     )
     held_out_before, held_out_after = _update_held_out(state.held_out, result, images)
     # If an update needs no training, the adapter stands for its classes as it is, and counts for them in later merges.

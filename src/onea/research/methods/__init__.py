@@ -18,6 +18,7 @@ _METHODS = {
     "slda": "onea.research.methods.classification:SLDA",
     "ranpac": "onea.research.methods.classification:RanPACFrozen",
     "ranpac-first": "onea.research.methods.adapter_merging:RanPACFirst",
+    "loranpac": "onea.research.methods.loranpac:LoRanPAC",
     "first-task": "onea.research.methods.adapter_merging:FirstTask",
     "running-mean": "onea.research.methods.adapter_merging:RunningMeanOfAdapters",
     "running-mean-shared": "onea.research.methods.adapter_merging:RunningMeanSharedStart",
@@ -42,6 +43,9 @@ _METHODS = {
     "replay": "onea.research.methods.replay:Replay",
     "gdumb": "onea.research.methods.replay:GDumb",
     "icarl": "onea.research.methods.replay:ICaRL",
+    "sldc": "onea.research.methods.sldc:SLDC",
+    "lr-rgda": "onea.research.methods.sldc:LRRGDA",
+    "moal": "onea.research.methods.moal:MoAL",
     "joint": "onea.research.methods.bounds:Joint",
     "sequential": "onea.research.methods.bounds:Sequential",
 }

@@ -57,11 +57,15 @@ class AdapterMerging(FeatureClassification):
         adapter_cache: AdapterCache | None = None,
     ):
         super().__init__(vit, options, runtime, plan)
-        self.learner = AdapterLearner(vit, options, runtime, plan, adapter_cache)
+        self.learner = self.new_learner(adapter_cache)
         self.adapter = self.learner.new_adapters().requires_grad_(False).eval().to(runtime.device)
         self.merged = MergedAdapter(_cloned(self.adapter.state_dict()))
         policy, self.trigger = options.memory_and_trigger()
         self.memory = ImageMemory(policy=policy) if policy else None
+
+    def new_learner(self, adapter_cache: AdapterCache | None) -> AdapterLearner:
+        """What trains and merges adapters."""
+        return AdapterLearner(self.vit, self.options, self.runtime, self.plan, adapter_cache)
 
     @classmethod
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
@@ -118,7 +122,7 @@ class AdapterMerging(FeatureClassification):
             train_and_merge if is_trained else None,
             kind=self.kinds[name],
             classifier=classifier,
-            compensate_drift=self.options.carry and self.num_classes > 0,
+            compensation=self.options.compensation() if self.num_classes else None,
         )
         self._set_adapter(update.state.adapter)
         self.set_statistics(update.state.statistics)
@@ -126,11 +130,6 @@ class AdapterMerging(FeatureClassification):
             self.memory = memory.after(task, ~held_out if update.report["trained"] else None)
             update.report["memory"] = {"images": len(self.memory), "replayed": len(images) - len(task)}
         return update.report
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes in the statistics."""
-        return next(iter(self.statistics.values())).classes
 
     def hooks(self) -> BlockHooks:
         """The merged adapter."""

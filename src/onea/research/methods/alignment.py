@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from onea import schedules
+from onea.classifiers.alignment import align_classifier
 from onea.errors import OneaError
 from onea.learner.optimisation import Schedule
-from onea.tensors import to_float64
 from onea.vit.heads import class_means
 
 Covariance = Literal["full", "diagonal"]
@@ -127,7 +127,7 @@ class Gaussians:
         return factor
 
 
-def align_classifier(
+def align_head(
     head: nn.Module,
     gaussians: Gaussians,
     *,
@@ -138,7 +138,7 @@ def align_classifier(
     generator: torch.Generator,
     schedule: Schedule = schedules.cosine,
 ) -> list[float]:
-    """Retrain a classifier on sampled features, by cross-entropy over all classes seen so far.
+    """Retrain a head by SGD on features sampled from Gaussians, with all classes as candidates.
 
     Each epoch samples ``batch_size`` features per class and takes one step of this batch size per class.
 
@@ -148,23 +148,13 @@ def align_classifier(
     Raises:
         OneaError: a loss is not finite.
     """
-    optimiser = torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay)
-    mean_losses = []
-    for epoch in range(epochs):
-        optimiser.param_groups[0]["lr"] = learning_rate * schedule(epoch, epochs)
-        features, labels = gaussians.sample(batch_size, generator)
-        batch_losses = []
-        for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
-            value = F.cross_entropy(head(features[rows]), labels[rows])
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            optimiser.step()
-            batch_losses.append(value.detach())
-        mean = to_float64(torch.stack(batch_losses)).mean()
-        if not torch.isfinite(mean):
-            raise OneaError(
-                f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "
-                "lower its learning rate (--alignment-learning-rate)."
-            )
-        mean_losses.append(float(mean))
-    return mean_losses
+    return align_classifier(
+        head,
+        partial(gaussians.sample, batch_size, generator),
+        optimiser=torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay),
+        epochs=epochs,
+        batch_size=batch_size,
+        generator=generator,
+        schedule=schedule,
+        rate_option="--alignment-learning-rate",
+    )

@@ -36,22 +36,22 @@ _COMPARED = "statistics."
 
 @dataclass(frozen=True)
 class RandomFeatureOptions(ClassifierOptions):
-    """Options of RanPAC.
+    """Options of RanPAC and LoRanPAC.
 
     Attributes:
-        random_features: number of random features M; two matrices of M x M are stored, 200 MB for 5,000.
+        random_features: number of random features M. RanPAC stores two matrices of M x M, 200 MB for 5,000.
     """
 
     classifier: str = "ranpac"
     random_features: Count = 5000
 
     def classifiers(self) -> dict[str, Classifier]:
-        """The chosen classifiers; ``random_features`` applies to RanPAC."""
+        """The chosen classifiers; ``random_features`` applies to those with random features."""
         classifiers = super().classifiers()
-        if "ranpac" in classifiers:
-            overrides = self.classifier_options if self.classifier == "ranpac" else ""
+        for name in [name for name in ("ranpac", "loranpac") if name in classifiers]:
+            overrides = self.classifier_options if self.classifier == name else ""
             options: dict[str, Any] = {"features": self.random_features} | parse_pairs(overrides, "classifier_options")
-            classifiers["ranpac"] = make_classifier("ranpac", **options)
+            classifiers[name] = make_classifier(name, **options)
         return classifiers
 
 
@@ -86,6 +86,11 @@ class FeatureClassification(Method):
             if isinstance(statistics, ClassStatistics):
                 return statistics.means
         raise OneaError(f"The classifier {next(iter(self.classifiers))} stores no prototypes; choose another one.")
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes in the statistics."""
+        return next(iter(self.statistics.values())).classes
 
     @abstractmethod
     def hooks(self) -> BlockHooks:

@@ -19,7 +19,7 @@ from onea import schedules, seeds
 from onea.learner.optimisation import ParamGroup, Schedule, train
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.research.methods.alignment import Gaussians, align_classifier
+from onea.research.methods.alignment import Gaussians, align_head
 from onea.research.methods.contract import Method
 from onea.schema import Count, Fraction, NotNegative, Positive
 from onea.tensors import to_float64
@@ -169,7 +169,7 @@ class CosFaceMethod(Method):
 
     def classification_loss(self, features: Tensor, labels: Tensor, rows: GrowingCosineHead, task: Task) -> Tensor:
         """CosFace over the classes of a task."""
-        return cosface_loss(rows(features), labels - task.classes.start, rows.scale * self.options.margin)
+        return cosface_loss(rows(features), labels - task.classes.start, self.options.logit_scale * self.options.margin)
 
     def alignment_head(self) -> nn.Module:
         """The head as it is retrained by classifier alignment."""
@@ -187,7 +187,7 @@ class CosFaceMethod(Method):
         options = self.options
         self.runtime.progress.start_phase("classifier alignment")
         scales = mean_scales(self.sizes, options.rho, self.official_rho_sign * len(task.classes))
-        return align_classifier(
+        return align_head(
             self.alignment_head(),
             self.gaussians.scale_means(scales),
             epochs=options.alignment_epochs,

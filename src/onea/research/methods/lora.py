@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA of the attention projections, as trainable low-rank updates or folded into full matrices."""
+"""LoRA of attention projections and MLPs, as trainable low-rank updates or folded into full matrices."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onea.classifiers.familiarity import principal_axes
 from onea.errors import OneaError
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from onea.vit.frozen import FrozenViT
 
 PROJECTIONS = ("q", "k", "v")  # in the order of the network's joint projection
+_UPDATED = re.compile(r"blocks\.\d+\.(attn\.(qkv|[qkv]_proj)|mlp\.fc\w+)$")  # layers of timm's blocks
 
 
 class LowRank(nn.Module):
@@ -25,12 +28,14 @@ class LowRank(nn.Module):
     Args:
         down: initial down-projection, ``[rank, width]``.
         trains_down: whether ``down`` is trained.
+        outputs: number of outputs of the projection, if it is not the width.
     """
 
-    def __init__(self, down: Tensor, *, trains_down: bool):
+    def __init__(self, down: Tensor, *, trains_down: bool, outputs: int | None = None):
         super().__init__()
+        rank, width = down.shape
         self.down = nn.Parameter(down, requires_grad=trains_down)
-        self.up = nn.Parameter(torch.zeros(down.shape[1], down.shape[0], dtype=down.dtype, device=down.device))
+        self.up = nn.Parameter(torch.zeros(outputs or width, rank, dtype=down.dtype, device=down.device))
 
     def forward(self, h: Tensor) -> Tensor:
         """The update of the projection of attention inputs ``[B, N, width]``."""
@@ -78,6 +83,43 @@ class LowRankUpdates(nn.Module, BlockHooks):
         if self.gains is not None:
             updates = {name: value * self.gains[PROJECTIONS.index(name), index] for name, value in updates.items()}
         return _concatenated(updates)
+
+
+class LowRankWeights(nn.Module, BlockHooks):
+    """Low-rank updates of the attention projections and the MLP layers of all blocks: ``W + scale up down``.
+
+    The initial down-projections are the leading right singular vectors of the frozen weights.
+
+    Args:
+        vit: the network.
+        rank: rank of each update; less where a layer is narrower.
+        scale: factor of all updates.
+    """
+
+    whole_sequence = False
+
+    def __init__(self, vit: FrozenViT, rank: int, scale: float):
+        super().__init__()
+        self.scale, self._names = scale, [name for name, _ in vit.named_modules() if _UPDATED.search(name)]
+        self.updates = nn.ModuleList()
+        for name in self._names:
+            weight = _weight(vit, name).float()
+            down = principal_axes(weight)[1][-rank:].clone()
+            self.updates.append(LowRank(down, trains_down=True, outputs=len(weight)))
+
+    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
+        """The updated weights of the network, in float32."""
+        updated = {}
+        for name, update in zip(self._names, self.updates, strict=True):
+            assert isinstance(update, LowRank)
+            updated[f"{name}.weight"] = _weight(vit, name).float() + self.scale * update.up @ update.down
+        return updated
+
+
+def _weight(vit: FrozenViT, name: str) -> Tensor:
+    weight = vit.get_submodule(name).weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 class FoldedUpdates(nn.Module, BlockHooks):

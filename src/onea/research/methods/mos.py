@@ -16,7 +16,7 @@ from onea import seeds
 from onea.learner.optimisation import ParamGroup, train
 from onea.learner.options import BottleneckOptions
 from onea.learner.tasks import Task
-from onea.research.methods.alignment import Covariance, Gaussians, align_classifier
+from onea.research.methods.alignment import Covariance, Gaussians, align_head
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import published
 from onea.schema import BelowOne, Count, NotNegative, Positive
@@ -157,16 +157,16 @@ class MOS(Method):
 
     def _align(self, task: Task) -> list[float]:
         """Classifier alignment: retrain the head on features sampled from the Gaussians of all classes."""
-        options = self.options
+        options, generator = self.options, seeds.generator(task.seed, task.index, "alignment")
         self.runtime.progress.start_phase("classifier alignment")
-        return align_classifier(
+        return align_head(
             self.head,
             self.gaussians,
             epochs=options.alignment_epochs,
             learning_rate=options.alignment_learning_rate,
             weight_decay=options.weight_decay,
             batch_size=options.alignment_samples * options.batch_size,
-            generator=seeds.generator(task.seed, task.index, "alignment"),
+            generator=generator,
         )
 
     def _retrieved_logits(self, images: Tensor, first: Tensor, similarities: Tensor) -> Tensor:
