@@ -173,7 +173,9 @@ def tiny_words(words: list[str], vit: str) -> list[str]:
         case ["onea", "teach", *_]:
             return [*words, *SMALL]
         case ["onea", "run", method, *rest]:
-            stream = [] if {"--tasks", "--sizes"} & {*rest} or "folder:arrivals" in rest else ["--tasks", "3"]
+            stream = (
+                [] if {"--tasks", "--sizes", "--stream"} & {*rest} or "folder:arrivals" in rest else ["--tasks", "3"]
+            )
             network = [] if "--backbone" in rest else ["--backbone", vit]
             return [*words, *stream, *network, *SMALL, *(TRAINING if method != "simplecil" else [])]
         case ["onea", "report", "runs", *rest]:

@@ -79,6 +79,8 @@ def check_onea(words: list[str]) -> None:
         from onea.research.runs.config import RunConfig, make_config
 
         fields = {key: value for key, value in given.items() if key in RunConfig.__dataclass_fields__}
+        if str(fields.get("stream")).endswith(".json"):  # a file that an earlier command writes
+            del fields["stream"]
         config = make_config(fields | parse_arguments(context.args))
         assert config.data.partition(":")[0] in DATASETS.names
     elif name == "merge":

@@ -30,18 +30,25 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "onea run one-a-plus --data folder:photos --tasks 10",
         "onea run one-a --data glyphs --no-gating --kappa 5",
         "onea run one-a --config run.yaml --seed 2",
+        "onea run one-a --data folder:photos --stream streams/stream.json",
+        "onea run --config pilot.json --root data",
     ),
     "methods": ("onea methods", "onea methods one-a", "onea methods --operators"),
     "stream": (
         "onea stream --classes 100 --tasks 10 --gamma 0.01 --seed 1",
         "onea stream --sizes 36,1,14 --out pictures",
+        "onea stream --data folder:photos --tasks 10 --json",
     ),
     "paper": (
         "onea paper",
         "onea paper ablation --dry-run",
         "onea paper ablation --data folder:photos --backbone vit_small_patch14_dinov2 --scale 0.1",
     ),
-    "report": ("onea report runs", "onea report 'runs/one-a-*' --out report"),
+    "report": (
+        "onea report runs",
+        "onea report 'runs/one-a-*' --out report",
+        "onea report runs --results published.csv --out report",
+    ),
     "compare": ("onea compare runs/A runs/B", "onea compare 'runs/one-a-*' 'runs/simplecil-*'"),
     "merge": (
         "onea merge A.safetensors B.safetensors --classes 40,5 -o merged.safetensors",

@@ -135,7 +135,7 @@ def test_the_first_line_is_the_sizes(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "14,1,3,6,36,9,23,2,2,4"
-    assert lines[-3:] == [str(tmp_path / "figures" / name) for name in NAMES]
+    assert lines[-4:] == [str(tmp_path / "figures" / name) for name in (*NAMES, "stream.json")]
     assert all(Path(line).stat().st_size > 0 for line in lines[-3:])
 
 

@@ -15,19 +15,32 @@ def report(
         Path | None, typer.Option("--out", "-o", help="Folder for the report.", show_default="the folder of runs")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file with results of others: method, dataset, stream, seed, A_T and, if known, A_mean in "
+            "percent. Dataset and stream are those in the title of a table."
+        ),
+    ] = None,
 ) -> None:
     """Write a report on all runs in a folder.
 
-    The report consists of an HTML page, Markdown, LaTeX and CSV tables, and a figure of the accuracy curves.
+    The report consists of an HTML page, Markdown, LaTeX and CSV tables, and a figure of the accuracy curves. Results of
+    others are marked as reported, and are never the best of a column.
     """
+    from onea.research.report.aggregate import best_first, settings
     from onea.research.report.experiment_page import with_titles, write_report
+    from onea.research.report.foreign import not_shown, read_results
     from onea.research.report.records import load_records, split_by_classifier, with_default_options
 
+    foreign = read_results(results) if results else []
     loaded = [part for record in load_records(folder) for part in split_by_classifier(record)]
     records = with_titles(with_default_options(loaded))
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
-    for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
+    for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}", foreign):
         print(path)
+    for sentence in not_shown(foreign, settings(best_first(records))):
+        typer.echo(sentence, err=True)
 
 
 def compare(

@@ -11,7 +11,7 @@ import typer
 from onea.cli.options import MaxMegapixels, field_help, options_of
 from onea.data.pixel_limit import allow_megapixels
 from onea.errors import OneaError
-from onea.research.runs.config import RunConfig, make_config, read_yaml
+from onea.research.runs.config import NOT_OPTIONS, RunConfig, make_config, read_yaml
 
 if TYPE_CHECKING:
     from onea.research.record import Record
@@ -20,11 +20,13 @@ _TRACKING = "Tracking"
 _COMMAND_LINE_ONLY = ("config", "out", "track", "track_to", "try_rates", "max_megapixels")
 
 
-@options_of(RunConfig, leave_out=["options"])
+@options_of(RunConfig, leave_out=NOT_OPTIONS)
 def run(
     context: typer.Context,
     method: Annotated[str | None, typer.Argument(help=field_help(RunConfig, "method"))] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with options of the run.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with options of the run, or JSON file of the toolbox LAMDA-PILOT.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the run.", show_default="a new one in runs/")
     ] = None,
@@ -54,6 +56,7 @@ def run(
     from onea.options import parse_arguments
     from onea.research.cli.display import RunDisplay
     from onea.research.record import read_record
+    from onea.research.runs.pilot import read_pilot
     from onea.research.runs.runner import run as start_run
     from onea.research.runs.tracking import Tracking
     from onea.runtime import CombinedProgress
@@ -65,24 +68,54 @@ def run(
     if method and method.startswith("--"):  # click parses the first unknown option as the method
         method_arguments, method = [method, *method_arguments], None
     options |= {"method": method} if method else {}
-    from_file = read_yaml(config) if config else {}
-    if unknown := next((name for name in from_file if name.replace("-", "_") in _COMMAND_LINE_ONLY), None):
+    given = options | parse_arguments(method_arguments)
+    pilot = read_pilot(config) if config else None
+    ignored: tuple[str, ...] = ()
+    if pilot:
+        runs, ignored = _pilot_configs(pilot, given)
+    else:
+        runs = [make_config((_read_config(config) if config else {}) | given)]
+    if len(runs) > 1 and (out or track_to or try_rates):
+        raise OneaError(f"{config} has {len(runs)} seeds; choose one by --seed for --out, --track-to or --try-rates.")
+    for sentence in ignored if is_main_process() else ():
+        typer.echo(sentence, err=True)
+    if try_rates:
+        _try_rates(runs[0])
+        return
+    for settings in runs:
+        folder = out or settings.folder()
+        earlier = read_record(folder)
+        with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
+            record = start_run(settings, folder, CombinedProgress(display, tracking))
+        if is_main_process():
+            print_summary(record, folder)
+            if earlier and earlier["status"] == "finished":
+                print(f"already finished on {record['dates'].get('finished')}; delete {folder} to run it again")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The options in a YAML file."""
+    values = read_yaml(path)
+    if unknown := next((name for name in values if name.replace("-", "_") in _COMMAND_LINE_ONLY), None):
         flag = f"--{unknown.replace('_', '-')}"
         raise OneaError(
-            f"'{unknown}' in {config} is not an option of a run; remove it, and pass {flag} on the command line."
+            f"'{unknown}' in {path} is not an option of a run; remove it, and pass {flag} on the command line."
         )
-    settings = make_config(from_file | options | parse_arguments(method_arguments))
-    if try_rates:
-        _try_rates(settings)
-        return
-    folder = out or settings.folder()
-    earlier = read_record(folder)
-    with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
-        record = start_run(settings, folder, CombinedProgress(display, tracking))
-    if is_main_process():
-        print_summary(record, folder)
-        if earlier and earlier["status"] == "finished":
-            print(f"already finished on {record['dates'].get('finished')}; delete {folder} to run it again")
+    return values
+
+
+def _pilot_configs(settings: dict[str, Any], given: dict[str, Any]) -> tuple[list[RunConfig], tuple[str, ...]]:
+    """One configuration for each seed of a configuration of PILOT, and a sentence for each setting that is ignored."""
+    from onea.research.runs.pilot import pilot_runs
+    from onea.research.runs.setup import load_run_dataset
+
+    runs = pilot_runs(settings, given)
+    options = runs.options | given
+    # Their stream depends on the number of classes, so the dataset is listed before the configurations are complete.
+    dataset = load_run_dataset(make_config({name: options.get(name) for name in ("method", "data", "root")}))
+    seeds = (int(given["seed"]),) if "seed" in given else runs.seeds
+    configs = [make_config(options | {"seed": seed} | runs.stream_options(dataset, seed)) for seed in seeds]
+    return configs, runs.ignored
 
 
 def _try_rates(config: RunConfig) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from onea.errors import OneaError, truncate
 from onea.research.data import data_name
@@ -17,7 +17,7 @@ from onea.research.record import Record
 
 if TYPE_CHECKING:
     from onea.research.runs.config import RunConfig
-    from onea.research.streams import Stream
+    from onea.research.streams import Kind, Stream
 
 MAX_SEEDS = 1_000
 MIN_IMAGES = 2  # per class, at any scale
@@ -329,7 +329,7 @@ def stream_of(config: RunConfig, counts: ImageCounts) -> Stream:
     return make_stream(
         classes=counts.classes,
         tasks=config.tasks,
-        kind="step" if config.stream == "auto" else config.stream,
+        kind="step" if config.stream == "auto" else cast("Kind", config.stream),  # no experiment reads a file
         gamma=config.gamma,
         sizes=parse_sizes(config.sizes) if config.sizes else None,
         order=config.order,

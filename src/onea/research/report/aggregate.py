@@ -15,7 +15,7 @@ from onea.research.record import Record
 from onea.research.record_metrics import Metric, headline_metrics
 from onea.research.report.records import count_shared_adapters, finished, labels, run_title, shared_adapters_note
 
-_STREAM_OPTIONS = {"order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed"}
+_STREAM_OPTIONS = {"order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed", "stream_file"}
 # Fields of a record's config that do not distinguish configurations: other fields hold their resolved values.
 _RESOLVED_ELSEWHERE = _STREAM_OPTIONS | {"data", "backbone", "method", "options", "preset"}
 
@@ -109,14 +109,19 @@ def best_first(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=key)
 
 
+def grid_metrics(setting: Setting) -> dict[str, Metric]:
+    """The metrics of a setting by name; only those that a record has: a stream of one task has no forgetting."""
+    records = [record for group in setting.groups for record in group.records]
+    return {
+        name: metric
+        for name, metric in headline_metrics(records, machine_dependent=False).items()
+        if any(metric.value(record) is not None for record in records)
+    }
+
+
 def grid_table(setting: Setting, title: str | None = None) -> Table:
     """The metrics of a setting's configurations; a configuration without a seed that others have is incomplete."""
-    records = [record for group in setting.groups for record in group.records]
-    metrics = [  # only those that a record has: a stream of one task has no forgetting
-        metric
-        for metric in headline_metrics(records, machine_dependent=False).values()
-        if any(metric.value(record) is not None for record in records)
-    ]
+    metrics = grid_metrics(setting).values()
     values = {
         (group.name, index): over_seeds(group, metric, len(setting.seeds))
         for group in setting.groups
@@ -203,19 +208,25 @@ def setting_names(records: Sequence[Record]) -> list[str]:
     """A name for each setting, with a number where two are equal."""
     names = []
     for record in records:
-        sizes, data = record["stream"]["sizes"], record["data"]["name"]
-        spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
-        if record["config"].get("sizes") and _order(record) == "given":
-            spread = ", ".join(map(str, sizes[:4])) + (", ..." if len(sizes) > 4 else "")
-        tasks = f"{len(sizes)} tasks of {spread} classes" if len(sizes) > 1 else "1 task"
-        tail = ", long-tailed" if record["stream"].get("samples") else ""
-        order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
+        data = record["data"]["name"]
         group = str(record.get("group") or "")
         contained = _letters(data) in _letters(group)  # CIFAR100 (T=10) contains cifar100
         where = group if contained else f"{group}, {data}" if group else data
-        names.append(f"{where}: {tasks}{order}{tail}, {record['backbone']['name']}")
+        names.append(f"{where}: {stream_name(record)}, {record['backbone']['name']}")
     repeated = {name for name in names if names.count(name) > 1}
     return [f"{name} (#{names[:i].count(name) + 1})" if name in repeated else name for i, name in enumerate(names)]
+
+
+def stream_name(record: Record) -> str:
+    """The stream in the name of a setting, such as ``10 tasks of 1 to 36 classes``."""
+    sizes, config = record["stream"]["sizes"], record["config"]
+    spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
+    listed = config.get("sizes") or (config.get("stream") == "file" and not record["stream"].get("names"))
+    if listed and _order(record) == "given":
+        spread = ", ".join(map(str, sizes[:4])) + (", ..." if len(sizes) > 4 else "")
+    tasks = f"{len(sizes)} tasks of {spread} classes" if len(sizes) > 1 else "1 task"
+    order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
+    return f"{tasks}{order}{', long-tailed' if record['stream'].get('samples') else ''}"
 
 
 def _letters(text: str) -> str:

@@ -14,8 +14,9 @@ from onea.presentation import style
 from onea.presentation.tables import Table, csv_text, latex, markdown
 from onea.research.record import Record
 from onea.research.report import heat_maps
-from onea.research.report.aggregate import Setting, best_first, curve, grid_table, settings
+from onea.research.report.aggregate import Setting, best_first, curve, grid_metrics, grid_table, settings
 from onea.research.report.curves import Point, banded_curves, cost_points, cost_scatter, same_sizes, stream_bars
+from onea.research.report.foreign import ForeignResult, add_results
 from onea.research.report.html import Block, Details, Picture, Section, Text, document, remarks, series
 from onea.research.report.run_page import provenance
 from onea.text import plural
@@ -36,6 +37,7 @@ def experiment_page(
     leave_out: Collection[str] = (),
     closing: str = "",
     runs: int | None = None,
+    foreign: Sequence[ForeignResult] = (),
 ) -> str:
     """The HTML of the page.
 
@@ -49,6 +51,7 @@ def experiment_page(
         leave_out: standard pictures to omit (``curves``, ``updates``, ``bases``), because ``pictures`` has them.
         closing: the last line.
         runs: number of runs in the tables, if the records are only some of them.
+        foreign: results that others report, for the tables of the settings.
     """
     if not records and not tables and not pictures:
         raise OneaError("The page has no records, tables or pictures; give at least one.")
@@ -61,7 +64,7 @@ def experiment_page(
         blocks.append(Section("Results", [*tables, LEGEND] if over_seeds else tables))
     blocks += [picture.section() for picture in pictures]
     for setting in all_settings:
-        blocks += _setting(setting, not tables, leave_out)
+        blocks += _setting(setting, all_settings, foreign, not tables, leave_out)
     if all_settings:
         blocks.append(provenance([record for setting in all_settings for record in setting.single_seed()]))
     if closing:
@@ -79,13 +82,19 @@ def _lead(all_settings: Sequence[Setting], runs: int | None) -> Text:
     return Text(f"{plural(runs, 'run', 'runs')} with {with_seeds} in {in_settings}.", "lead")
 
 
-def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[Section]:
+def _setting(
+    setting: Setting,
+    all_settings: Sequence[Setting],
+    foreign: Sequence[ForeignResult],
+    with_table: bool,
+    leave_out: Collection[str],
+) -> list[Section]:
     records = setting.single_seed()
     seeds = plural(len(setting.seeds), "seed", "seeds")
     table: list[Block] = (
-        [grid_table(setting, f"Results over {seeds}"), LEGEND]
+        [_table(setting, all_settings, foreign, f"Results over {seeds}"), LEGEND]
         if with_table
-        else [Details("Every metric of these runs", [grid_table(setting, f"Over {seeds}")])]
+        else [Details("Every metric of these runs", [_table(setting, all_settings, foreign, f"Over {seeds}")])]
     )
     pictures = [_curves(setting)] if "curves" not in leave_out else []
     pictures += [_stream(records[0]), _matrices(records)]
@@ -96,6 +105,12 @@ def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> 
     if len(points := cost_points(setting)) > 1:
         pictures.append(_cost(points))
     return [Section(setting.name, table, apart=True), *(picture.section(3) for picture in pictures)]
+
+
+def _table(
+    setting: Setting, all_settings: Sequence[Setting], foreign: Sequence[ForeignResult], title: str | None = None
+) -> Table:
+    return add_results(grid_table(setting, title), list(grid_metrics(setting)), setting, foreign, all_settings)
 
 
 def _curves(setting: Setting) -> Picture:
@@ -184,14 +199,16 @@ def _cost(points: Sequence[Point]) -> Picture:
     )
 
 
-def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
-    """Write page, tables and curves, and return their paths."""
+def write_report(
+    records: Sequence[Record], folder: Path, title: str, foreign: Sequence[ForeignResult] = ()
+) -> list[Path]:
+    """Write page, tables and curves, and return their paths; the tables include the results that others report."""
     records = best_first(records)
     all_settings = settings(records)
-    tables = [grid_table(setting) for setting in all_settings]
+    tables = [_table(setting, all_settings, foreign) for setting in all_settings]
     lines = [csv_text(_with_setting_in_columns(table)).splitlines(keepends=True) for table in tables]
     texts = {
-        "report.html": experiment_page(title, records),
+        "report.html": experiment_page(title, records, foreign=foreign),
         "table.md": "\n".join(map(markdown, tables)),
         "table.tex": "\n".join(map(latex, tables)),
         "table.csv": "".join([lines[0][0], *(line for table in lines for line in table[1:])]),

@@ -16,6 +16,7 @@ from onea.errors import OneaError, did_you_mean, import_extra, truncate
 from onea.options import LARGEST, MachineOptions, check_threads, make_options
 from onea.research.data import data_name
 from onea.research.methods.presets import Preset
+from onea.research.runs.stream_file import SUFFIX, read_stream_file, stream_options
 from onea.vit.network_config import BUNDLED, PLAIN, check_image_size
 
 _PETABYTE = 1_000_000  # in gigabytes
@@ -23,6 +24,8 @@ _MAX_NAME_BYTES = 255  # on all common file systems
 _MAX_YAML_BYTES = 1_000_000
 # Resources of the machine, which do not change the result.
 _NOT_IN_IDENTITY = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
+_SET_BY_STREAM_FILE = ("tasks", "gamma", "sizes", "order", "long_tail")
+NOT_OPTIONS = ("options", "stream_file")  # fields that other options set
 # A field that is added later must not be listed here: it is part of the identity only where it differs from its
 # default, so that the hashes of existing records stay the same.
 _ALWAYS_IN_IDENTITY = {
@@ -50,8 +53,8 @@ class RunConfig(MachineOptions):
         depth: number of transformer blocks to use; features are the output of the last of them. 0 uses all.
         image_size: input size of the network in pixels; by default that of its weights (of the bundled one: 168).
         stream: task sizes: ``step`` (imbalanced), ``balanced``, ``sizes`` (as listed by ``--sizes``), ``natural`` (the
-            dataset's groups) or ``auto`` (``sizes`` with ``--sizes``, ``natural`` for a dataset with groups and
-            without ``--tasks``, else ``step``).
+            dataset's groups), ``auto`` (``sizes`` with ``--sizes``, ``natural`` for a dataset with groups and
+            without ``--tasks``, else ``step``), or the path of a JSON file that ``onea stream --json`` wrote.
         tasks: number of tasks.
         gamma: step imbalance: size of the smallest task relative to the largest; 1 is balanced.
         sizes: number of classes of each task, such as ``36,1,14``.
@@ -76,6 +79,7 @@ class RunConfig(MachineOptions):
         open_set: after each task, also score the test images of future classes and record the AUROC of seen against
             unseen classes.
         options: options of the method.
+        stream_file: content of the file of the stream.
     """
 
     method: str = "one-a"
@@ -84,7 +88,7 @@ class RunConfig(MachineOptions):
     backbone: str = field(default=BUNDLED, metadata=_INPUTS)
     depth: int = field(default=0, metadata=_INPUTS)
     image_size: int | None = field(default=None, metadata=_INPUTS)
-    stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
+    stream: Literal["auto", "step", "balanced", "sizes", "natural", "file"] = field(default="auto", metadata=_STREAM)
     tasks: int | None = field(default=None, metadata=_STREAM)
     gamma: float = field(default=0.01, metadata=_STREAM)
     sizes: str | None = field(default=None, metadata=_STREAM)
@@ -107,8 +111,11 @@ class RunConfig(MachineOptions):
     holdout: float | None = field(default=None, metadata=_INPUTS)
     open_set: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    stream_file: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        if (self.stream == "file") != (self.stream_file is not None):
+            raise OneaError("stream 'file' needs the file; give its path, which ends with .json, as the stream.")
         if self.tasks is not None and self.tasks < 1:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:
@@ -171,13 +178,16 @@ def make_config(values: dict[str, Any]) -> RunConfig:
     """
     from onea.research.methods import method_class
 
-    run_names = {item.name for item in dataclasses.fields(RunConfig)} - {"options"}
+    run_names = {item.name for item in dataclasses.fields(RunConfig)} - {*NOT_OPTIONS}
     values = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
     method_values = {name.replace("-", "_"): value for name, value in (values.pop("options", None) or {}).items()}
     run_values = {name: value for name, value in values.items() if name in run_names}
     method_values |= {name: value for name, value in values.items() if name not in run_names}
     if isinstance(run_values.get("sizes"), list | tuple):
         run_values["sizes"] = ",".join(str(size) for size in run_values["sizes"])
+    stream = run_values.get("stream")
+    if isinstance(stream, dict) or (isinstance(stream, str) and stream.endswith(SUFFIX)):
+        run_values = _with_stream_file(run_values)
     config = make_options(RunConfig, run_values)
     options_class = method_class(config.method).Options
     method_names = {item.name for item in dataclasses.fields(options_class)}
@@ -187,6 +197,18 @@ def make_config(values: dict[str, Any]) -> RunConfig:
         )
     options: Any = make_options(options_class, method_values)  # converts text to numbers and validates them
     return dataclasses.replace(config, options={name: getattr(options, name) for name in method_values})
+
+
+def _with_stream_file(values: dict[str, Any]) -> dict[str, Any]:
+    """Values with those of the file that ``stream`` names, or whose content it is."""
+    source = values["stream"]
+    content = source if isinstance(source, dict) else read_stream_file(Path(source))
+    from_file = stream_options(content, "'stream'" if source is content else source)
+    if clash := next((name for name in _SET_BY_STREAM_FILE if name in values), None):
+        raise OneaError(f"{clash} has no effect on a stream from a file; leave it out.")
+    if from_file["stream_file"]["samples"] and values.get("seed", from_file.get("seed")) != from_file.get("seed"):
+        raise OneaError("The images of a long-tailed stream from a file depend on its seed; leave out the seed.")
+    return from_file | {name: value for name, value in values.items() if name != "stream"}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from onea.research.methods.contract import Method
 from onea.research.methods.presets import preset_options
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
+from onea.research.runs.stream_file import check_images, stream_from_file
 from onea.research.streams import Stream, make_stream, parse_sizes
 from onea.runtime import Runtime
 from onea.schedules import DatasetSize
@@ -87,11 +88,10 @@ class PreparedRun:
         return self._task(index, classes, lambda: self._task(index, range(classes.stop)))
 
     def _task(self, index: int, classes: range, cumulative_task: Callable[[], Task] | None = None) -> Task:
-        labels, limits = self.train.labels, self.stream.samples
+        labels = self.train.labels
         row_labels = labels[self.train.rows]
         rows = self.train.rows[(row_labels >= classes.start) & (row_labels < classes.stop)]
-        if limits is not None:
-            rows = sample_per_class(rows, labels, self.seed, "long-tail", lambda position, _: limits[position])
+        rows = _long_tail(rows, labels, self.stream, self.seed)
         name = self.stream.names[index] if self.stream.names else f"task {index + 1}"
         return Task(index, name, classes, self.train.images, rows, labels[rows], self.seed, cumulative_task)
 
@@ -106,7 +106,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         method_type.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is downloaded
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = load_run_dataset(config)
-    stream = _make_stream(config, dataset)
+    stream = stream_of_run(config, dataset)
     data_size = dataset_size(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
     options = method_options(config, data_size)
     shared = {"adapter_cache": adapter_cache} if issubclass(method_type, AdapterMerging) else {}
@@ -210,8 +210,14 @@ def _geometry(config: RunConfig, vit: FrozenViT) -> tuple[Geometry, int, Filter]
     return ("direct", 0, interpolation) if squash else ("resize-crop", int(vit.size / network.crop_pct), interpolation)
 
 
-def _make_stream(config: RunConfig, dataset: Dataset) -> Stream:
+def stream_of_run(config: RunConfig, dataset: Dataset) -> Stream:
+    """The stream of a run on its dataset."""
     kind = config.stream
+    if kind == "file":
+        assert config.stream_file is not None
+        stream = stream_from_file(config.stream_file, dataset)
+        check_images(config.stream_file, stream, dataset, training_rows(dataset, stream, config.seed))
+        return stream
     if kind == "auto":
         natural = dataset.groups and config.tasks is None
         kind = "sizes" if config.sizes else "natural" if natural else "step"
@@ -264,10 +270,8 @@ def _load_images(
             storages.append((packed_images, packed.rows))
             skipped += packed.skipped
             hashes.append(packed.sha256)
-    position = np.empty(stream.classes, dtype=np.int64)
-    position[list(stream.class_order)] = np.arange(stream.classes)
     train, test = (
-        ImageSubset(images, torch.from_numpy(position[split.labels[rows]]), torch.arange(len(rows)))
+        ImageSubset(images, _positions(stream, split.labels[rows]), torch.arange(len(rows)))
         for (images, rows), split in zip(storages, splits, strict=True)
     )
     by_split = _by_split(hashes)
@@ -299,6 +303,26 @@ def _select_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tu
             raise OneaError(f"per_class is {limit}; it must be at least 1.")
         rows = sample_per_class(rows, train.labels, config.seed, "per class", lambda _, __: limit)
     return dataclasses.replace(train, rows=rows), test
+
+
+def training_rows(dataset: Dataset, stream: Stream, seed: int) -> list[int]:
+    """The rows of a dataset's training images that a stream has."""
+    rows = torch.arange(len(dataset.train))
+    return _long_tail(rows, _positions(stream, dataset.train.labels), stream, seed).tolist()
+
+
+def _positions(stream: Stream, labels: Labels) -> Tensor:
+    """Labels of a dataset as positions in its stream."""
+    position = np.empty(stream.classes, dtype=np.int64)
+    position[list(stream.class_order)] = np.arange(stream.classes)
+    return torch.from_numpy(position[labels])
+
+
+def _long_tail(rows: Tensor, labels: Tensor, stream: Stream, seed: int) -> Tensor:
+    """The rows that remain of each class in a long-tailed stream; otherwise all."""
+    if (limits := stream.samples) is None:
+        return rows
+    return sample_per_class(rows, labels, seed, "long-tail", lambda position, _: limits[position])
 
 
 def sample_per_class(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
