@@ -42,6 +42,17 @@ def row_blocks(rows: int, columns: int, pairs: int = _MAX_PAIRS) -> Iterator[sli
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
+def rows_of_each(values: Tensor) -> list[tuple[int, Tensor]]:
+    """Each distinct value, ascending, with the ascending positions that have it; in time ``N log N``.
+
+    >>> rows_of_each(torch.tensor([7, 3, 7]))
+    [(3, tensor([1])), (7, tensor([0, 2]))]
+    """
+    order = values.argsort(stable=True)
+    distinct, counts = values[order].unique_consecutive(return_counts=True)
+    return list(zip(distinct.tolist(), order.split(counts.tolist()), strict=True))
+
+
 def add_prefix(prefix: str, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors with a prefix added to their names.
 

@@ -28,6 +28,10 @@ class Scorer(nn.Module):
             output: Tensor = super().__call__(*[tensor.float() for tensor in inputs])
             return output
 
+    def exportable(self) -> Scorer:
+        """The scorer that an export computes."""
+        return self
+
 
 class Statistics(Protocol):
     """Statistics of the features of each class; class ``i`` has row ``i``. Immutable: all methods return new ones."""

@@ -7,12 +7,14 @@ It combines scores of the literature: cosine to the class means, maximum softmax
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.classifiers.base import Scorer
-from onea.classifiers.gaussian import RegularisedGaussian
+from onea.classifiers.gaussian import MANY_CLASSES, RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.tensors import eigh, to_float64
 
@@ -27,7 +29,32 @@ _MAX_DISTANCE = 3.0  # in standard deviations; larger distances are penalised
 # near one.
 _TEMPERATURE = 128.0
 _NEWTON_STEPS = 50
+NEAREST_CLASSES = 128  # of many classes, those that matter for the confidence of an image
 _MAX_STEP = 2.0  # a full Newton step would overshoot if the classes are well separated
+
+
+@dataclass(frozen=True)
+class ClassSpread:
+    """How the means of classes are distributed.
+
+    Attributes:
+        mean: their mean, ``[width]`` float64.
+        points: points with the same covariance around zero, at most as many as features, ``[N, width]`` float64.
+    """
+
+    mean: Tensor
+    points: Tensor
+
+    @classmethod
+    def of(cls, statistics: ClassStatistics) -> ClassSpread:
+        """The spread of all classes of the statistics."""
+        means, width = to_float64(statistics.means), statistics.width
+        mean = means.mean(0) if len(means) else means.new_zeros(width)
+        points = means - mean
+        if len(points) > width:
+            values, vectors = eigh(points.T @ points * (width / len(points)))
+            points = values.clamp_min(0).sqrt()[:, None] * vectors.T
+        return cls(mean, points)
 
 
 class Signals(Scorer):
@@ -36,7 +63,8 @@ class Signals(Scorer):
     In the whitened space, centred on the mean of the class means, with image ``z`` and class means ``m_c``:
 
     1. cosine: ``max_c cos(z, m_c)``,
-    2. confidence: the logarithm of the maximum softmax probability,
+    2. confidence: the logarithm of the maximum softmax probability, among the ``NEAREST_CLASSES`` most likely classes
+       if there are more than ``MANY_CLASSES``,
     3. likelihood ratio: ``max_c log p(z | c) - log N(z; 0, I + B)``, with ``B`` the between-class covariance,
     4. distance: ``-min_c |z - m_c|``,
     5. background margin: ``max_c cos(z, m_c) - max_b cos(z, b)`` over background images ``b``.
@@ -48,13 +76,20 @@ class Signals(Scorer):
         statistics: statistics of all classes.
         scores_are_likelihoods: whether scores are those of ``RegularisedGaussian``; otherwise they are computed here.
         background: features of images without a class, ``[N, width]``; may be empty.
+        spread: the spread of all classes, if the statistics are of some of them.
     """
 
-    def __init__(self, statistics: ClassStatistics, scores_are_likelihoods: bool, background: Tensor):
+    def __init__(
+        self,
+        statistics: ClassStatistics,
+        scores_are_likelihoods: bool,
+        background: Tensor,
+        spread: ClassSpread | None = None,
+    ):
         whitening, means = statistics.whitening(), to_float64(statistics.means)
-        origin = means.mean(0) if statistics.classes else means.new_zeros(statistics.width)
-        centred = (means - origin) @ whitening
-        variances, axes = principal_axes(centred)
+        spread = spread or ClassSpread.of(statistics)
+        origin, centred = spread.mean, (means - spread.mean) @ whitening
+        variances, axes = principal_axes(spread.points @ whitening)
         super().__init__(
             metric=whitening,
             shift=origin @ whitening,
@@ -72,7 +107,10 @@ class Signals(Scorer):
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(considered, -torch.inf)
         log_likelihoods = scores * features.shape[1]
-        confidence = torch.log_softmax(log_likelihoods / _TEMPERATURE, dim=1).amax(1)
+        compared = log_likelihoods
+        if compared.shape[1] > MANY_CLASSES:
+            compared = compared.topk(NEAREST_CLASSES).values
+        confidence = torch.log_softmax(compared / _TEMPERATURE, dim=1).amax(1)
         means = self.get_buffer("means")
         whitened = self._whiten(features)
         products = whitened @ means.T

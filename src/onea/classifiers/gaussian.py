@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,9 +16,14 @@ from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.classifiers.samples import class_gaussians
 from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, truncate_factor
 from onea.schema import Count, NotNegative, Positive
-from onea.tensors import eigh, to_float64
+from onea.tensors import eigh, row_blocks, to_float64
 
+MANY_CLASSES = 512  # with more classes, each image is scored by the covariances of a shortlist of classes alone
+_SHORTLIST = 16
 _MAX_ELEMENTS = 2**26  # of intermediate results; larger batches are scored in parts
+
+Covariances = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""The axes and variances of the covariances of some classes."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class RegularisedGaussian(Classifier):
 
     The score is the log-likelihood with equal priors, up to a constant, divided by the number of features, so that its
     size does not depend on the network. For few images per class, this is linear discriminant analysis.
+
+    With more than ``MANY_CLASSES`` classes, only the nearest ones of each image are scored like this, and the others
+    with the pooled covariance alone; see ``ShortlistScores``.
 
     Attributes:
         directions: number of eigenvectors of the covariance of each class that are stored.
@@ -58,14 +68,26 @@ class RegularisedGaussian(Classifier):
         if statistics.factors is None:
             no_axes = means.new_empty(statistics.classes, 0, statistics.width)
             return GaussianScores(whitening, origin, centred, no_axes, no_axes[:, :, 0])
-        degrees_of_freedom = (statistics.counts - 1).clamp_min(1).double()
+        if statistics.classes > MANY_CLASSES:
+            covariances = partial(self._covariances, statistics.factors, statistics.counts, whitening.float())
+            return ShortlistScores(whitening, origin, centred, covariances)
+        rows = torch.arange(statistics.classes, device=means.device)
+        axes, variances = self._covariances(statistics.factors, statistics.counts, whitening, rows)
+        return GaussianScores(whitening, origin, centred, axes, variances)
+
+    def _covariances(
+        self, factors: Tensor, counts: Tensor, whitening: Tensor, classes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The axes ``[K, r, width]`` and shrunk variances ``[K, r]`` of some classes, in the whitened space."""
+        classes = classes.to(factors.device)
+        exact = counts[classes].to(whitening.dtype)
         # factor^T factor is the covariance of a class in the whitened space.
-        factors = to_float64(statistics.factors) @ whitening / degrees_of_freedom.sqrt()[:, None, None]
-        variances, axes = _leading_axes(factors, self.directions)
-        counts = statistics.counts.double()
-        weight = (counts / (counts + self.prior_images))[:, None]
-        shrunk = torch.where(variances > 0, weight * variances + 1 - weight, 1.0)
-        return GaussianScores(whitening, origin, centred, axes, shrunk)
+        chosen, scale = factors[classes].to(whitening.dtype), (exact - 1).clamp_min(1).sqrt()[:, None, None]
+        used = int(chosen.any(2).sum(1).amax()) if len(chosen) else 0
+        chosen = chosen[:, : max(1, used)]  # further rows are zero in all of these classes
+        variances, axes = _leading_axes(chosen @ whitening / scale, self.directions)
+        weight = (exact / (exact + self.prior_images))[:, None]
+        return axes, torch.where(variances > 0, weight * variances + 1 - weight, 1.0)
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,8 @@ def _leading_axes(factors: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     rank = min(count, factors.shape[1])
     variances, left = (part[..., -rank:] for part in eigh(factors @ factors.transpose(1, 2)))
-    present = variances > variances.amax(1, keepdim=True) * 1e-9
+    rounding = 1e-9 if factors.dtype == torch.float64 else 1e-5
+    present = variances > variances.amax(1, keepdim=True) * rounding
     scale = torch.where(present, variances, torch.inf).rsqrt()[:, :, None]
     return torch.where(present, variances, 0.0), left.transpose(1, 2) @ factors * scale
 
@@ -182,6 +205,61 @@ class GaussianScores(Scorer):
         by_axes = (projections.square().unflatten(1, tuple(gains.shape)) * gains).sum(2)
         scores: Tensor = by_mean + by_axes - whitened.square().sum(1, keepdim=True) / (2 * features.shape[1])
         return scores
+
+
+class ShortlistScores(Scorer):
+    """Log-likelihoods per feature if there are very many classes: the time for covariances does not depend on them.
+
+    Under the pooled covariance alone, all classes cost one matrix product. By that, the nearest classes of each image
+    are found; their scores are those of ``GaussianScores``. The other classes keep the score under the pooled
+    covariance, but none scores higher than the shortlist.
+
+    Args:
+        whitening: ``[width, width]``.
+        origin: origin of features, ``[width]``.
+        means: means of each class in the whitened space, ``[C, width]``.
+        covariances: axes and variances of given classes, as in ``GaussianScores``.
+    """
+
+    def __init__(self, whitening: Tensor, origin: Tensor, means: Tensor, covariances: Covariances):
+        super().__init__(
+            metric=whitening,
+            shift=-origin @ whitening,
+            means=means,
+            constant=-0.5 * (means**2).sum(1),
+        )
+        self.covariances = covariances
+
+    def exportable(self) -> Scorer:
+        """All classes scored by their covariances."""
+        means = self.get_buffer("means")
+        metric = self.get_buffer("metric").double()
+        origin = -torch.linalg.solve(metric.T, self.get_buffer("shift").double())
+        return GaussianScores(metric, origin, means, *self.covariances(torch.arange(len(means))))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Log-likelihoods; large batches are scored in parts."""
+        blocks = row_blocks(len(features), len(self.get_buffer("means")), _MAX_ELEMENTS)
+        return torch.cat([self._score(features[rows]) for rows in blocks])
+
+    def _score(self, features: Tensor) -> Tensor:
+        means, width = self.get_buffer("means"), features.shape[1]
+        whitened = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
+        scores = torch.addmm(self.get_buffer("constant"), whitened, means.T)
+        scores -= whitened.square().sum(1, keepdim=True) / 2
+        shortlists = scores.topk(_SHORTLIST).indices
+        classes, position = shortlists.unique(return_inverse=True)
+        axes, variances = (part.to(features) for part in self.covariances(classes))
+        gains, constants = 1 - 1 / variances, variances.log().sum(1)
+        exact = torch.empty_like(shortlists, dtype=scores.dtype)
+        for rows in row_blocks(len(features), _SHORTLIST * axes[0].numel(), _MAX_ELEMENTS):
+            chosen = position[rows]
+            deviations = whitened[rows, None] - means[shortlists[rows]]
+            projections = (axes[chosen] @ deviations[..., None])[..., 0]
+            exact[rows] = ((projections.square() * gains[chosen]).sum(2) - constants[chosen]) / 2
+        exact += scores.gather(1, shortlists)
+        scores = scores.minimum(exact.amin(1, keepdim=True)).scatter(1, shortlists, exact)
+        return scores / width
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from onea import seeds
 from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.schema import Count
-from onea.tensors import Tensors, eigh, to_float64
+from onea.tensors import Tensors, eigh, rows_of_each, to_float64
 
 _HOLD_OUT_EVERY = 5  # every fifth image of a class is held out to select the ridge parameter
 _BATCH = 4096  # images whose random features are in memory at once
@@ -77,8 +77,7 @@ class RandomFeatureSums:
         gram, hits, counts = old.gram.clone(), F.pad(old.hits, (0, missing)), F.pad(old.counts, (0, missing))
         labels = labels.to(features.device)
         position = torch.zeros_like(labels)
-        for label in labels.unique():
-            members = (labels == label).nonzero()[:, 0]
+        for label, members in rows_of_each(labels):
             position[members] = torch.arange(len(members), device=labels.device) + counts[:, label].sum()
         held_out = (position % _HOLD_OUT_EVERY == 1).long()  # a class of two images has one in each split
         for split in (0, 1):

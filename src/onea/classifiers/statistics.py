@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.tensors import Tensors, eigh, round_to_bfloat16, to_float64
+from onea.tensors import Tensors, eigh, rows_of_each, to_float64
 from onea.vit.heads import class_means
 
 _RCOND = 1e-12  # eigenvalues below this share of the largest one are rounding errors
@@ -55,8 +55,8 @@ class ClassStatistics:
         counts: number of images of each class, ``[C]``.
         scatter: pooled over all classes, ``[width, width]`` float64; None if it is not kept.
         degrees_of_freedom: those of the scatter: number of images minus number of classes.
-        factors: of the scatter of each class, ``[C, directions, width]`` float32: ``factor^T factor`` approximates it.
-            Unused rows are zero. None if they are not kept.
+        factors: of the scatter of each class, ``[C, directions, width]``: ``factor^T factor`` approximates it. Unused
+            rows are zero. In float32, or bfloat16 after ``compact``. None if they are not kept.
         cut: for each class, a bound on the spectral norm of what was truncated from its scatter, ``[C]``.
         unit_length: whether features are normalised to length one first.
     """
@@ -183,7 +183,7 @@ class ClassStatistics:
             self,
             means=(to_float64(self.means) @ drift_map).float(),
             scatter=None if self.scatter is None else drift_map.T @ self.scatter @ drift_map,
-            factors=None if self.factors is None else self.factors @ drift_map.float(),
+            factors=None if self.factors is None else self.factors.float() @ drift_map.float(),
             cut=None if self.cut is None else self.cut * float(torch.linalg.matrix_norm(drift_map, 2)) ** 2,
         )
 
@@ -237,6 +237,15 @@ class ClassStatistics:
         new = replace(new, cut=self.cut.index_copy(0, place, (self.cut[target] + self.cut[source])[None]))
         return new._add_to_factors(place, position, deviations, between)
 
+    def nearest_classes(self, classes: Tensor, count: int) -> Tensor:
+        """These classes and the ``count`` nearest ones of each under the pooled covariance, ascending."""
+        if len(classes) * count >= self.classes:
+            return torch.arange(self.classes, device=classes.device)
+        means = (self.means - self.means[classes].mean(0)) @ self.whitening().float()
+        nearest = torch.cdist(means[classes], means).topk(count + 1, largest=False).indices
+        near: Tensor = torch.cat([classes, nearest.flatten()]).unique()
+        return near
+
     def select_classes(self, classes: Tensor) -> Self:
         """The statistics of these classes; the scatter does not change, unless no class is left."""
         old = self if len(classes) else self.reset_classes(torch.arange(self.classes, device=self.counts.device))
@@ -280,8 +289,8 @@ class ClassStatistics:
         )
 
     def compact(self) -> Self:
-        """The statistics with factors rounded to bfloat16, which halves their size on disk."""
-        return self if self.factors is None else self._with_same_scatter(factors=round_to_bfloat16(self.factors))
+        """The statistics with factors in bfloat16, which halves their size; later changes keep this type."""
+        return self if self.factors is None else self._with_same_scatter(factors=self.factors.bfloat16())
 
     def to(self, device: torch.device) -> Self:
         """The statistics on another device, unless it has no float64 (MPS)."""
@@ -312,7 +321,8 @@ class ClassStatistics:
         for name, value in parts.items():
             like = getattr(self, name)
             shape = like.shape if name == "scatter" else (len(means), *like.shape[1:])
-            if value.dtype != like.dtype or value.shape != shape:
+            types = {like.dtype} | ({torch.bfloat16} if name == "factors" else set())
+            if value.dtype not in types or value.shape != shape:
                 raise ValueError(
                     f"{name} of {value.dtype} and {tuple(value.shape)}, not {like.dtype} and {tuple(shape)}"
                 )
@@ -361,9 +371,10 @@ class ClassStatistics:
         assert self.factors is not None
         assert self.cut is not None
         factors, cut, truncate = self.factors.clone(), self.cut.clone(), self._truncation()
+        members = dict(rows_of_each(position))
         for place, row in enumerate(classes.tolist()):
             old = self.factors[row][self.factors[row].any(1)].double()  # empty for a new class
-            rows = torch.cat([old, deviations[position == place], between[place : place + 1]])
+            rows = torch.cat([old, deviations[members[place]], between[place : place + 1]])
             factors[row], truncated = truncate(rows)
             cut[row] += truncated
         return self._with_same_scatter(factors=factors, cut=cut)

@@ -10,8 +10,25 @@ from torch import Tensor
 
 from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
+from onea.tensors import rows_of_each
 
 FOLDS = 5
+_MAX_CLASSES, _MAX_IMAGES = 256, 4096  # of one validation
+
+
+def sample_for_validation(labels: Tensor, groups: Tensor) -> Tensor:
+    """Images that are enough for cross-validation, ``bool [N]``: whole groups of a bounded number of classes.
+
+    >>> sample_for_validation(torch.tensor([4, 4, 7]), torch.tensor([0, 0, 1])).tolist()
+    [True, True, True]
+    """
+    classes = labels.unique()
+    sampled = torch.isin(labels, classes[:: max(1, -(-len(classes) // _MAX_CLASSES))])
+    series, members = torch.stack([labels, groups], 1)[sampled].unique(dim=0, return_inverse=True)
+    step = -(-int(sampled.sum()) // _MAX_IMAGES)
+    if step > 1 and len(series) >= step:
+        sampled[sampled.clone()] = members % step == 0
+    return sampled
 
 
 def leave_folds_out(
@@ -93,8 +110,7 @@ def assign_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
     [0, 1, 0, 1, 0, 1]
     """
     fold_of_image = torch.empty(len(labels), dtype=torch.int64)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
+    for _, members in rows_of_each(labels):
         group = groups[members].unique(return_inverse=True)[1]
         if not group.any():
             group = torch.arange(len(members))

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.classifiers.familiarity import NUM_SIGNALS, SignalScaler, fit_logistic_regression
+from onea.classifiers.familiarity import (
+    NEAREST_CLASSES,
+    NUM_SIGNALS,
+    ClassSpread,
+    SignalScaler,
+    fit_logistic_regression,
+)
+from onea.classifiers.gaussian import MANY_CLASSES
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import leave_classes_out, leave_folds_out
+from onea.classifiers.validation import leave_classes_out, leave_folds_out, sample_for_validation
 from onea.model.held_out import Accuracy, newest_of_each_class, remove_held_out
 from onea.model.state import State
 
@@ -25,6 +32,7 @@ just below a tenth. A smaller slope would make all predictions for known images 
 """
 PRIOR_TEMPERATURE = 0.05
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
+_MAX_SCORES = 2**21  # of all images and classes together, for each temperature
 _PRIOR_STRENGTH = 0.1  # added to the loss (in nats) if the temperature is off by a factor of e
 _FOLDS = 10  # with 5 folds, classes lose a fifth of their images, which makes images noticeably less familiar
 # Photos of a series were taken on one day, photos to predict on other days. If most photos are in series, the
@@ -33,6 +41,7 @@ _SERIES_FOLDS, _MANY_IN_SERIES = 4, 0.5
 MAX_SIGNALS_PER_CLASS, _MIN_SIGNALS_PER_CLASS, _MAX_SIGNALS = 64, 8, 2048  # images whose signals are stored
 _UNDETECTED_SERIES = 0.25  # standard deviations by which images seem too familiar if all are in series
 _MIN_VARIANCE = 1e-12
+_MAX_SAMPLE = 128  # images of many classes, on which it is measured how signals change
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
@@ -43,6 +52,8 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     >>> round(fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), 3)
     0.05
     """
+    if (step := -(-scores.numel() // _MAX_SCORES)) > 1:
+        scores, labels = scores[::step], labels[::step]
     exact = scores.double()
     losses = torch.stack([F.cross_entropy(exact / value, labels, reduction="sum") for value in _TEMPERATURES])
     losses = losses + _PRIOR_STRENGTH * (_TEMPERATURES / PRIOR_TEMPERATURE).log() ** 2
@@ -132,7 +143,8 @@ def calibrate(
 ) -> tuple[State, Accuracy]:
     """Fit probabilities and familiarity to the images of the last update; also return their cross-validated accuracy.
 
-    Each image is scored by statistics without its series.
+    Each image is scored by statistics without its series; of many classes, by those of the nearest ones. Of very many
+    images, a sample is scored.
 
     Args:
         state: the model after the update.
@@ -144,23 +156,32 @@ def calibrate(
             False if the adapter was trained on no image, and the temperature is fitted to all images.
         earlier: the model before the update; None if its signals should stay unchanged.
     """
-    features = views[0]
-    scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), NUM_SIGNALS)
+    updated, sampled = rows.unique(), sample_for_validation(rows, groups)
+    if not bool(sampled.all()):
+        before = before.add(views[:, ~sampled].flatten(0, 1), rows[~sampled].repeat(len(views)))
+        views, rows, groups, untrained = views[:, sampled], rows[sampled], groups[sampled], untrained[sampled]
+    features, all_rows, spread = views[0], rows, None
+    if len(state.classes) > MANY_CLASSES:
+        near = state.statistics.nearest_classes(rows.unique(), NEAREST_CLASSES)
+        before, rows, spread = before.select_classes(near), torch.searchsorted(near, rows), ClassSpread.of(before)
+    scores, signals = torch.empty(len(rows), before.classes), torch.empty(len(rows), NUM_SIGNALS)
     for fold, others in leave_folds_out(before, views, rows, groups, _FOLDS):
-        scores[fold], signals[fold] = _scores_and_signals(state, others, features[fold])
+        scores[fold], signals[fold] = _scores_and_signals(state, others, features[fold], spread)
     accuracy = Accuracy.from_predictions(scores.argmax(1), rows)
     old_signals = state.held_out_signals
     if earlier is not None:
-        drift = _signals_of_other_classes(earlier, rows), _signals_of_other_classes(state, rows)
+        drift = _signals_of_other_classes(earlier, updated), _signals_of_other_classes(state, updated)
         old_signals = _follow_drift(old_signals, *drift)
     new_signals = _correct_for_training(signals, rows, groups, untrained)
-    held_out = _prepend(new_signals, rows, old_signals, state.held_out_signal_rows)
+    held_out = _prepend(new_signals, all_rows, old_signals, state.held_out_signal_rows)
     left_out = state.left_out_signals, state.left_out_signal_rows
     for known, unknown, others in leave_classes_out(before, views, rows, groups, untrained):
-        of_known, of_unknown = (_scores_and_signals(state, others, features[part])[1] for part in (known, unknown))
+        of_known, of_unknown = (
+            _scores_and_signals(state, others, features[part], spread)[1] for part in (known, unknown)
+        )
         # Signals depend on the number of classes, so the scale comes from images scored by the same statistics.
         scale = SignalScaler(of_known if len(of_known) >= MIN_IMAGES else held_out[0])
-        left_out = _prepend(scale(of_unknown), rows[unknown], *left_out)
+        left_out = _prepend(scale(of_unknown), all_rows[unknown], *left_out)
     if _share_in_series(rows, groups) > _MANY_IN_SERIES:
         for fold, others in leave_folds_out(before, views, rows, groups, _SERIES_FOLDS):
             scores[fold] = state.classifier.fit(others)(features[fold])
@@ -181,17 +202,23 @@ def calibrate(
 
 def _signals_of_other_classes(state: State, rows: Tensor) -> Tensor:
     """Signals of the stored held-out images of all classes but these."""
-    others, features, classes = remove_held_out(state.statistics, state.held_out)
+    held_out = state.held_out
+    if len(state.classes) > MANY_CLASSES:
+        classes = held_out.rows.unique()
+        held_out = held_out[torch.isin(held_out.rows, classes[:: -(-len(held_out.rows) // _MAX_SAMPLE)])]
+    others, features, classes = remove_held_out(state.statistics, held_out)
     chosen = ~torch.isin(classes, rows)
     if not bool(chosen.any()):
         return torch.empty(0, NUM_SIGNALS)
     return _scores_and_signals(state, others, features[chosen])[1]
 
 
-def _scores_and_signals(state: State, statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
+def _scores_and_signals(
+    state: State, statistics: ClassStatistics, features: Tensor, spread: ClassSpread | None = None
+) -> tuple[Tensor, Tensor]:
     """Scores and signals of images by the classifier of the state, fitted to other statistics."""
     scores = state.classifier.fit(statistics)(features)
-    return scores, dataclasses.replace(state, statistics=statistics).signals()(features, scores)
+    return scores, dataclasses.replace(state, statistics=statistics).signals(spread)(features, scores)
 
 
 def _correct_for_training(signals: Tensor, rows: Tensor, groups: Tensor, untrained: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Graph(nn.Module):
         self.register_buffer("resize", axis_weights(*whole, side, size, engine.preprocess.filter)[0])
         self.register_buffer("mean", torch.tensor(engine.preprocess.mean)[:, None, None])
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
-        self.scorer = copy.deepcopy(model.scorer)
+        self.scorer = copy.deepcopy(model.scorer.exportable())
         self.familiarity = copy.deepcopy(model.familiarity)
         threshold = max(model.threshold, -1e30)  # ONNX has no infinity
         self.calibration = state.temperature, threshold, model.slope

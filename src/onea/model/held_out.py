@@ -18,6 +18,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.model.learning.fingerprints import find_copies
 
 MAX_PER_CLASS, MIN_PER_CLASS, _MAX_IMAGES = 16, 4, 512  # images whose features are stored
+_MAX_SAMPLE = 800  # of very many classes
 _BATCH = 512  # images that are scored at a time
 MIN_IMAGES = 20  # on fewer, the accuracy would be misleading
 
@@ -59,14 +60,21 @@ class HeldOutImages:
         return HeldOutImages(self.features[index], self.rows[index], self.fingerprints[index])
 
     def with_newer(self, newer: HeldOutImages) -> HeldOutImages:
-        """The newest images of both: at most ``MAX_PER_CLASS`` of a class, fewer if there are many classes."""
+        """The newest images of both: at most ``MAX_PER_CLASS`` of a class, fewer if there are many classes.
+
+        Of very many classes, a random sample of bounded size.
+        """
         features = torch.cat([newer.features, self.features]) if len(self.rows) else newer.features
         rows, fingerprints = torch.cat([newer.rows, self.rows]), torch.cat([newer.fingerprints, self.fingerprints])
         if not len(rows):
             return newer
         classes = rows.unique()
         limit = max(MIN_PER_CLASS, min(MAX_PER_CLASS, _MAX_IMAGES // len(classes)))
-        return HeldOutImages(features, rows, fingerprints)[newest_of_each_class(rows, limit)]
+        kept = newest_of_each_class(rows, limit)
+        if len(kept) > _MAX_SAMPLE:
+            # The low bits of a hash are as good as random, and the same images stay in later updates.
+            kept = kept[_mix(fingerprints[kept, 0]).argsort()[:_MAX_SAMPLE].sort().values]
+        return HeldOutImages(features, rows, fingerprints)[kept]
 
     def contains(self, rows: Tensor, fingerprints: Tensor) -> Tensor:
         """Which images with these classes and fingerprints are stored, ``bool [N]``."""
@@ -90,13 +98,22 @@ class HeldOutImages:
         return replace(self, features=features)
 
 
+def _mix(words: Tensor) -> Tensor:
+    """A pseudo-random permutation of 64-bit words (the finaliser of splitmix64)."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        words = (words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return words
+
+
 def newest_of_each_class(rows: Tensor, limit: int) -> Tensor:
     """Positions of the first ``limit`` images of each class, in ascending order.
 
     >>> newest_of_each_class(torch.tensor([1, 0, 1, 1]), 2).tolist()
     [0, 1, 2]
     """
-    return torch.cat([(rows == row).nonzero()[:limit, 0] for row in rows.unique()]).sort().values
+    order = rows.argsort(stable=True)
+    starts = torch.searchsorted(rows[order], rows[order])  # of the class of each image, in this order
+    return order[torch.arange(len(rows)) - starts < limit].sort().values
 
 
 def evaluate_held_out(classifier: Classifier, statistics: ClassStatistics, held_out: HeldOutImages) -> Accuracy:

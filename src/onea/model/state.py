@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onea.classifiers import make_classifier
 from onea.classifiers.base import Classifier
-from onea.classifiers.familiarity import NUM_SIGNALS, Familiarity, Signals
+from onea.classifiers.familiarity import NUM_SIGNALS, ClassSpread, Familiarity, Signals
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, did_you_mean, truncate
@@ -137,9 +137,9 @@ class State:
         """The classifier that predicts from the statistics."""
         return classifier_for(self.readout)
 
-    def signals(self) -> Signals:
-        """The signals that distinguish known from unknown images."""
-        return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian), self.background)
+    def signals(self, spread: ClassSpread | None = None) -> Signals:
+        """The signals that distinguish known from unknown images; ``spread`` is that of all classes, if not of these."""
+        return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian), self.background, spread)
 
     def fit_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
         """The familiarity as a module, and the values of held-out images and of images of left-out classes."""

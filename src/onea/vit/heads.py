@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from onea.tensors import to_float64
 
-_CHUNK = 4096  # rows in memory as one-hot labels
+_CHUNK = 4096  # rows in memory as one-hot labels, on a GPU
 _ZERO_LABEL = 1e-4  # stands for zero in a logarithm
 
 
@@ -167,6 +167,9 @@ def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     exact = to_float64(features)
     local = (labels - classes.start).to(exact.device)
     sums = exact.new_zeros(len(classes), exact.shape[1])
+    if sums.device.type == "cpu":
+        return sums.index_add(0, local, exact)
+    # Deterministic on a GPU, unlike index_add.
     for chunk, chunk_labels in zip(exact.split(_CHUNK), local.split(_CHUNK), strict=True):
         sums += F.one_hot(chunk_labels, len(classes)).double().T @ chunk
     return sums

@@ -18,6 +18,7 @@ from onea.model.learning.fingerprints import compute_fingerprints, find_copies
 from onea.model.learning.images import DecodedImages
 from onea.model.state import State
 from onea.runtime import Progress
+from onea.tensors import rows_of_each
 
 MEGABYTE = 1_000_000
 _MAX_PENDING = 100  # copies of a class; training needs no more
@@ -91,15 +92,13 @@ def next_exemplars(
         seed: seed of the random choice.
     """
     exemplars = {name: files for name, files in learned.exemplars.items() if _is_stored(name, learned, policy)}
-    for row in rows.unique().tolist():
+    taught = learned.images
+    for row, members in rows_of_each(rows):
         name = learned.classes[row]
         if _is_stored(name, learned, policy):
-            members = (rows == row).nonzero()[:, 0]
             generator = seeds.generator(seed, state.next_update, f"exemplars/{name}")
             earlier = load_copies(exemplars.get(name, ()))
-            copies = _chosen(
-                earlier, members, fingerprints, groups, learned.images[row], policy.per_class, pixels, generator
-            )
+            copies = _chosen(earlier, members, fingerprints, groups, taught[row], policy.per_class, pixels, generator)
             exemplars[name] = (ExemplarFile.of(copies),)
     return _within_limits(exemplars, policy)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_covariance
-from onea.tensors import eigh, row_blocks
+from onea.tensors import eigh, row_blocks, rows_of_each
 
 MAX_GROUPS = 6  # of a class
 _MIN_COSINE = 0.3  # of two deviations in one series; with 10 or 80 classes of Grocery, half as many series or fewer
@@ -43,8 +43,7 @@ def groups_by_class(features: Tensor, rows: Tensor, max_groups: int) -> Tensor:
     If all images of a class are in one group, each becomes a separate group, so that the class can be evaluated.
     """
     groups, start = torch.empty_like(rows), 0
-    for row in rows.unique():
-        members = (rows == row).nonzero()[:, 0]
+    for _, members in rows_of_each(rows):
         numbers = similar_groups(features[members], max_groups)
         groups[members] = start + (numbers if int(numbers.max()) else torch.arange(len(members)))
         start += len(members)
@@ -65,20 +64,21 @@ def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tenso
         rows: classes of the images.
         known: statistics of other images, all of which count as other classes.
     """
-    features, classes, series = features.double(), rows.unique(), torch.zeros_like(rows)
-    deviations = torch.cat([features[:0], *(features[rows == row] - features[rows == row].mean(0) for row in classes)])
-    position = torch.cat([rows[:0], *((rows == row).nonzero()[:, 0] for row in classes)])
-    scatter = torch.zeros_like(features.T @ features) if known.scatter is None else known.scatter.to(features)
-    parts, threshold = min(_PARTS, len(classes)), max(_MIN_COSINE, _CHANCE / features.shape[1] ** 0.5)
+    features, series = features.double(), torch.zeros_like(rows)
+    members = [positions for _, positions in rows_of_each(rows)]
+    deviations = [features[positions] - features[positions].mean(0) for positions in members]
+    parts, threshold = min(_PARTS, len(members)), max(_MIN_COSINE, _CHANCE / features.shape[1] ** 0.5)
+    no_scatter = torch.zeros(features.shape[1], features.shape[1], dtype=features.dtype)
+    scatter_of_known = no_scatter if known.scatter is None else known.scatter.to(features)
+    by_part = [torch.cat(deviations[part::parts]) for part in range(parts)]
+    scatters = [part.T @ part for part in by_part]
+    freedom = [len(by_part[part]) - len(members[part::parts]) for part in range(parts)]
     for part in range(parts):
-        part_classes = classes[part::parts]
-        others = deviations[~torch.isin(rows[position], part_classes)]
-        degrees_of_freedom = known.degrees_of_freedom + len(others) - (len(classes) - len(part_classes))
-        root = inverse_sqrt(*eigh(shrunk_covariance(scatter + others.T @ others, degrees_of_freedom)))
-        for row in part_classes:
-            members = rows[position] == row
-            directions = F.normalize(deviations[members] @ root, dim=1)
-            series[position[members]] = _series_of_a_class(directions, threshold)
+        scatter = sum(scatters[:part] + scatters[part + 1 :], start=scatter_of_known)
+        degrees_of_freedom = known.degrees_of_freedom + sum(freedom) - freedom[part]
+        root = inverse_sqrt(*eigh(shrunk_covariance(scatter, degrees_of_freedom)))
+        for positions, of_class in zip(members[part::parts], deviations[part::parts], strict=True):
+            series[positions] = _series_of_a_class(F.normalize(of_class @ root, dim=1), threshold)
     return series
 
 

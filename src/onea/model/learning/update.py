@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.drift import RidgeDrift
-from onea.classifiers.validation import cross_validated_scores
+from onea.classifiers.validation import cross_validated_scores, sample_for_validation
 from onea.learner.adapter_training import initial_adapters
 from onea.learner.memory import parse_memory
 from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
@@ -278,7 +278,8 @@ def _distinguishes(state: State, images: UpdateImages) -> bool:
     They do if the share of new images that are misclassified in cross-validation is at most ``_MAX_ERROR`` with 95 %
     confidence. If all earlier images of a class are in the update again, the purpose is to train on them.
     """
-    new = images.new
+    new = images.new.clone()
+    new[images.new] = sample_for_validation(images.rows[new], images.series[new])
     count = int(new.sum())
     if images.are_taught_again or wilson_interval(count, count)[0] < 1 - _MAX_ERROR:  # too few to tell
         return False

@@ -21,6 +21,7 @@ from onea.model.learning.series import find_series
 from onea.model.names import check_names
 from onea.model.state import State
 from onea.runtime import Progress
+from onea.tensors import rows_of_each
 
 MIN_TO_HOLD_OUT = 4  # a class with fewer images has none held out
 
@@ -71,11 +72,13 @@ class UpdateImages:
         names = sorted(set(batch.labels), key=natural_key)
         position = {label: index for index, label in enumerate(names)}
         labels = torch.tensor([position[label] for label in batch.labels])
-        classes = state.classes + tuple(label for label in names if label not in state.classes)
+        row_of = {name: row for row, name in enumerate(state.classes)}
+        classes = state.classes + tuple(label for label in names if label not in row_of)
+        row_of |= {name: row for row, name in enumerate(classes[len(state.classes) :], len(state.classes))}
         series = find_series(features, labels, state.statistics)
         held = held_out_rows(labels, names, series, held_out, seed, state.next_update)
         trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
-        rows = torch.tensor([classes.index(label) for label in names])[labels]
+        rows = torch.tensor([row_of[label] for label in names])[labels]
         fingerprints = compute_fingerprints(batch.pixels) if batch.fingerprints is None else batch.fingerprints
         repeats = state.find_repeats(fingerprints, batch.labels, progress)
         held_before = state.held_out.contains(rows, repeats.fingerprints)
@@ -123,8 +126,8 @@ def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: f
     The selection depends on the seed, the update and the name of the class, and not on other classes.
     """
     orders = []
-    for index, name in enumerate(names):
-        of_class = (labels == index).nonzero()[:, 0]
+    for index, of_class in rows_of_each(labels):
+        name = names[index]
         if share > 0 and len(of_class) >= MIN_TO_HOLD_OUT:
             generator = seeds.generator(seed, update, f"held out/{name}")
             orders.append(of_class[torch.randperm(len(of_class), generator=generator)])
@@ -154,9 +157,9 @@ def class_names(batch: DecodedImages, state: State) -> list[str]:
     assert batch.labels is not None
     names = sorted(set(batch.labels), key=natural_key)
     check_names(names, state.classes)
-    counts = Counter(batch.labels)
+    counts, known = Counter(batch.labels), set(state.classes)
     for name in names:
-        if counts[name] < 2 and name not in state.classes:
+        if counts[name] < 2 and name not in known:
             raise OneaError(f"Class '{name}' has only one image; give at least two, preferably ten or more.")
     return names
 

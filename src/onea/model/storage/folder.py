@@ -327,7 +327,9 @@ def _clean_up(path: Path, current: State, versions: Versions, card: Mapping[str,
 def _build_state(values: Mapping[str, Any], tensors: Tensors, copies: Path) -> State:
     """A state from the content of its two files; ``copies`` is the folder with copies of photos."""
     defaults = {"background": tensors["prototypes"][:0], **_OPTIONAL}
-    tensors = defaults | {name: value.float() if name in _BFLOAT16 else value for name, value in tensors.items()}
+    tensors = defaults | {
+        name: value.float() if name in ("background", "held_out_features") else value for name, value in tensors.items()
+    }
     return State(
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
