@@ -17,7 +17,7 @@ from onea.classifiers import make_classifier
 from onea.classifiers.validation import cross_validated_scores
 from onea.cli.display import print_history
 from onea.metrics import wilson_interval
-from onea.model.held_out import MAX_PER_CLASS, MIN_PER_CLASS, HeldOutImages, evaluate_held_out
+from onea.model.held_out import MAX_PER_CLASS, MIN_PER_CLASS, HeldOutImages, evaluate_held_out, newest_of_each_class
 from onea.model.learning.fingerprints import WORDS
 from onea.model.reports import accuracy_lines, format_accuracy, report_lines
 from onea.model.storage.card import history_row
@@ -230,3 +230,26 @@ def test_held_out_features_are_saved_forgotten_and_restored(model, tmp_path):
     assert torch.equal(loaded.undo().snapshot().state.held_out_features, before.held_out_features)
     card = (tmp_path / "m.onea/README.md").read_text("utf-8")
     assert "held-out accuracy | overall |" in card
+
+
+def test_of_very_many_classes_a_random_sample_is_stored():
+    """An image stays in the sample while it is among the newest of its class; newer classes have no priority."""
+    random = torch.Generator().manual_seed(3)
+
+    def images(rows):
+        fingerprints = torch.randint(-(2**62), 2**62, (len(rows), WORDS), generator=random)
+        return HeldOutImages(torch.zeros(len(rows), 1, 1), rows, fingerprints)
+
+    first = NO_IMAGES.with_newer(images(torch.arange(1000).repeat_interleave(4)))
+    assert len(first.rows) == 800
+    more = first.with_newer(images(torch.arange(1000, 2000).repeat_interleave(4)))
+    assert len(more.rows) == 800
+    assert 300 < int((more.rows < 1000).sum()) < 500, "half of all images were new"
+    stays = [tuple(row) for row in more.fingerprints[more.rows < 1000].tolist()]
+    assert set(stays) <= {tuple(row) for row in first.fingerprints.tolist()}
+
+
+def test_the_newest_images_of_each_class_are_the_first_ones():
+    rows = torch.randint(0, 30, (400,), generator=torch.Generator().manual_seed(4))
+    expected = sorted(place for row in range(30) for place in (rows == row).nonzero()[:5, 0].tolist())
+    assert newest_of_each_class(rows, 5).tolist() == expected

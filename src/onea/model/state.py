@@ -138,7 +138,7 @@ class State:
         return classifier_for(self.readout)
 
     def signals(self, spread: ClassSpread | None = None) -> Signals:
-        """The signals that distinguish known from unknown images; ``spread`` is that of all classes, if not of these."""
+        """The signals that distinguish known from unknown images; ``spread`` is that of a larger set of classes."""
         return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian), self.background, spread)
 
     def fit_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:

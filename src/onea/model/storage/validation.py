@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, BinaryIO, Literal, NotRequired, TypedDict, get_type_hints
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from onea import __version__
@@ -46,6 +44,7 @@ _MAX_SIGNAL = 1e12  # the variance of larger signals overflows float32
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = Range(ge=1e-6, le=1e3)  # fitted temperatures lie between 0.001 and 1
 _BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
+_CHECKED_ROWS = 256  # of a tensor at a time
 _TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -306,16 +305,23 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
     """The tensors of a state; they are read only if their shapes match ``state.json``."""
     expected = check_shapes(file, size, state)
     file.seek(0)
-    content = file.read(size)
-    if hashlib.sha256(content).hexdigest() != state["sha256"]:
+    length = int.from_bytes(header := file.read(8), "little")
+    header += file.read(length)
+    digest, position, tensors = hashlib.sha256(header), 0, {}
+    # Each tensor is read into its own memory, so that the content is never in memory twice.
+    for name, (start, end) in sorted(_offsets(header[8:]).items(), key=lambda item: item[1]):
+        kind, shape = expected[name]
+        if (start, end) != (position, position + _TYPES[kind].itemsize * math.prod(shape)):
+            raise DamagedFile("the tensors are not safetensors")
+        data, position = bytearray(end - start), end
+        if file.readinto(data) != len(data):  # type: ignore[attr-defined]
+            raise DamagedFile("the tensor file has the wrong size")
+        digest.update(data)
+        tensors[name] = (
+            torch.frombuffer(data, dtype=_TYPES[kind]).view(shape) if data else torch.empty(shape, dtype=_TYPES[kind])
+        )
+    if digest.hexdigest() != state["sha256"]:
         raise DamagedFile("the tensors changed")
-    try:
-        tensors: Tensors = load(content)
-    except (SafetensorError, ValueError) as error:
-        raise DamagedFile("the tensors are not safetensors") from error
-    declared = {name: (_TYPES[kind], shape) for name, (kind, shape) in expected.items()}
-    if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
-        raise DamagedFile("the tensors are declared twice")
     check_numbers(tensors)
     return tensors
 
@@ -396,7 +402,8 @@ def _adapter_blocks(declared: Shapes, count: int, adapted: int) -> range:
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     """Raise an error for invalid numbers."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        # In parts, because the check needs memory as well.
+        if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in tensor.split(_CHECKED_ROWS)):
             raise DamagedFile(f"{name} contains NaN or infinity")
     counts = tensors["counts"]
     if bool(((counts < 1) | (counts >= MAX_NUMBER)).any()):
@@ -416,6 +423,19 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
         raise DamagedFile("its scatter is invalid")
     if "cut" in tensors and bool((tensors["cut"] < 0).any()):
         raise DamagedFile("its truncated variances are negative")
+
+
+def _offsets(header: bytes) -> dict[str, tuple[int, int]]:
+    """Where the data of each tensor start and end, as a safetensors file declares."""
+    declared = json.loads(header)
+    declared.pop("__metadata__", None)
+    try:
+        offsets = {name: tuple(tensor["data_offsets"]) for name, tensor in declared.items()}
+    except (KeyError, TypeError):
+        raise DamagedFile("the tensors are not safetensors") from None
+    if not all(len(pair) == 2 and all(type(value) is int for value in pair) for pair in offsets.values()):
+        raise DamagedFile("the tensors are not safetensors")
+    return offsets
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[Shapes, int]:

@@ -94,7 +94,7 @@ def synchronise(device: torch.device) -> None:
 
 
 PLAIN, OFFICIAL, SAME, FAST = "plain loop", "official", "same numerics", "fast"
-PYTORCH, EXPORT = "PyTorch fp32", "export"
+PYTORCH, EXPORT, SCALE = "PyTorch fp32", "export", "scale"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class BenchResult:
 
     Attributes:
         load: load average of the machine before the benchmark.
-        data: dataset of a whole stream, or ``export``.
+        data: dataset of a whole stream, ``export`` or ``scale``.
     """
 
     config: BenchConfig
@@ -232,6 +232,10 @@ def print_result(result: BenchResult) -> None:
         console.print(f"×: how many times faster than {PYTORCH}")
         console.print(_export_table(result.rows))
         return
+    if result.data == SCALE:
+        console.print(f"{title}; synthetic classes, real photos")
+        console.print(_scale_table(result.rows))
+        return
     if result.data:
         console.print(f"One-A with {result.backbone}, {mode}, {result.hardware}")
         console.print(_table(("", ""), ([f"{row.setting}, {row.unit}", _number(row)] for row in result.rows)))
@@ -243,6 +247,16 @@ def print_result(result: BenchResult) -> None:
     console.print(_timm_table(result))
     if growth := [row for row in result.rows if row.measure.startswith("growth")]:
         console.print(_growth_table(growth))
+
+
+def _scale_table(rows: list[Row]) -> TerminalTable:
+    """Each quantity by the number of classes."""
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    lines = []
+    for name, unit in dict.fromkeys((row.measure, row.unit) for row in rows):
+        found = {row.setting: row for row in rows if row.measure == name}
+        lines.append([f"{name}, {unit}", *(_number(found.get(setting)) for setting in settings)])
+    return _table(("", *settings), lines)
 
 
 def _export_table(rows: list[Row]) -> TerminalTable:

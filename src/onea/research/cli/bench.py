@@ -14,6 +14,7 @@ from onea.research.bench.config import BenchConfig
 _NO_EFFECT = {
     "data": ("rank", "batch", "workers", "tasks", "seconds", "quick", "official"),
     "export": ("batch", "precision", "compile", "tasks", "workers", "official"),
+    "scale": tuple(name for name in BenchConfig.__dataclass_fields__ if name != "threads"),
 }
 
 
@@ -32,6 +33,14 @@ def bench(
             "OpenVINO if it is installed.",
         ),
     ] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASSES",
+            help="Instead, measure models with these numbers of classes, such as 10,1000,10000: loading, answers, one "
+            "more class, memory and disk space.",
+        ),
+    ] = None,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Folder for the CSV file.", show_default="the working folder"),
@@ -51,10 +60,13 @@ def bench(
     from onea.research.bench.results import print_result
     from onea.research.bench.run import bench as measure
     from onea.research.bench.run import stream_bench
+    from onea.research.bench.scale import scale_bench
+    from onea.research.streams import parse_sizes
 
-    if data and export:
-        raise OneaError("--data and --export cannot be combined; choose one.")
-    mode = "data" if data else "export" if export else ""
+    modes = [name for name, value in (("data", data), ("export", export), ("scale", scale)) if value]
+    if len(modes) > 1:
+        raise OneaError(f"--{modes[0]} and --{modes[1]} cannot be combined; choose one.")
+    mode = modes[0] if modes else ""
     if unused := next((name for name in _NO_EFFECT.get(mode, ()) if name in options), None):
         raise OneaError(f"--{unused} has no effect with --{mode}; leave it out.")
     if options.get("quick"):
@@ -65,6 +77,8 @@ def bench(
     with console.status("preparing") as status:
         if data:
             result = stream_bench(config, data, out, status.update)
+        elif scale:
+            result = scale_bench(config, parse_sizes(scale), status.update)
         else:
             result = (export_bench if export else measure)(config, status.update)
     print_result(result)
