@@ -228,6 +228,49 @@ def _unknown_runs() -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
+MEMORY = "models/memory-amd-epyc-2.csv"
+_TRIGGERS = {"fifth": "0.2", "": "0.33", "half": "0.5"}
+_KEPT = {"0": "nothing", "pending": "`pending`", "2": "2", "5": "5", "10": "10", "20": "20"}
+_AT_ONCE = {"once": "nothing; all photos at once"}
+
+
+def memory() -> str:
+    """Accuracy by the number of small copies of each class, in many updates and all at once."""
+    titles = _KEPT | _AT_ONCE
+    rows = [
+        (
+            title,
+            _TRIGGERS[line["variant"]] if float(line["kilobytes_per_class"]) else "",
+            f"{float(line['accuracy']):.1f}",
+            line["trainings"],
+            f"{float(line['kilobytes_per_class']):.0f}",
+        )
+        for kept, title in titles.items()
+        for line in lines(MEMORY)
+        if line["memory"] == kept
+    ]
+    return table(("photos kept of a class", "`trigger`", "accuracy", "trainings", "KB a class"), rows, words=2)
+
+
+GAUSSIAN = "models/gaussian.csv"
+_GAUSSIAN_DEFAULTS = (32, 800.0, 0.0)
+
+
+def gaussian() -> str:
+    """The best settings of the Gaussian classifier and the default ones, by their mean over sets and trainings."""
+    scores: dict[tuple[int, float, float], dict[str, list[float]]] = {}
+    for line in lines(GAUSSIAN):
+        setting = int(line["directions"]), float(line["prior_images"]), float(line["ridge"])
+        scores.setdefault(setting, {}).setdefault(line["training"], []).append(float(line["accuracy"]))
+    means = {setting: [fmean(values) for values in by.values()] for setting, by in scores.items()}
+    best = sorted(means, key=lambda setting: -fmean(means[setting]))[:5]
+    rows = [
+        (f"{directions}", f"{prior:.0f}", f"{ridge:g}", *(f"{mean:.2f}" for mean in means[directions, prior, ridge]))
+        for directions, prior, ridge in dict.fromkeys([*best, _GAUSSIAN_DEFAULTS])
+    ]
+    return table(("directions", "prior images", "ridge", *next(iter(scores.values()))), rows, words=0)
+
+
 def detectors() -> str:
     """AUROC of each published detector on the same features; means over seeds, and of the best one for each seed."""
     groups = _unknown_runs()
@@ -362,5 +405,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "expect-models": models,
     "unknown": unknown,
     "detectors": detectors,
+    "gaussian": gaussian,
+    "memory": memory,
     "eight-bits": eight_bits,
 }

@@ -119,7 +119,7 @@ class MemoryOptions(MergingOptions, ABC):
     """
 
     memory: str = "0"
-    trigger: Fraction = 0.2
+    trigger: Fraction = 0.33
 
     def __post_init__(self) -> None:
         super().__post_init__()
