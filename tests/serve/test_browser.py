@@ -296,6 +296,23 @@ def test_the_page_works_by_keyboard(open_page):
     assert page.evaluate(UNNAMED) == []
 
 
+def test_a_list_of_very_many_classes_has_few_elements(open_page):
+    """Each key pressed in the search draws the list again."""
+    page = open_page(390)
+    classes = [{"name": f"product {number:05}", "images": 20} for number in range(10_000)]
+    answer = {"version": 1, "count": len(classes), "classes": classes}
+    page.route("**/classes", lambda route: route.fulfill(json=answer))
+    page.reload()
+    page.get_by_text("And 9,700 more; search by name.").wait_for()
+    assert page.locator("#classes li").count() == 301
+    page.get_by_label("Search classes").fill("product 0001")
+    assert page.locator("#classes li").count() == 10
+    assert page.locator("#search-status").inner_text() == "10 classes found"
+    page.get_by_label("Search classes").fill("")
+    page.locator("#classes-all").click()
+    assert page.locator("#classes-all").inner_text() == "Show fewer"
+
+
 def test_the_api_page_lists_every_endpoint(open_page):
     page = open_page(390)
     page.get_by_role("link", name="API").click()

@@ -26,7 +26,9 @@ from support.serving import (
 
 import onea
 from onea.cli import main
+from onea.model.evaluation.check import Check, ClassCheck, Pair
 from onea.serve.access import read_token
+from onea.serve.schemas import MAX_CHECKED, CheckResponse
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
 
@@ -91,7 +93,17 @@ def test_check_equals_the_check_of_the_model(client):
     assert {(item["name"], item["images"], item["advice"]) for item in check["classes"]} == {
         (f"class{k:02d}", 6, "few photos") for k in range(4)
     }
+    assert check["advice"] == {"few photos": 4}
     assert all(0 < pair["overlap"] <= 0.5 for pair in check["pairs"])
+
+
+def test_the_check_of_very_many_classes_is_bounded():
+    classes = tuple(ClassCheck(f"class {row}", 6, 0, None, "class 0", "few photos") for row in range(MAX_CHECKED + 7))
+    pairs = tuple(Pair("class 0", f"class {row}", 0.3) for row in range(1, MAX_CHECKED + 7))
+    response = CheckResponse.of(Check(1, classes, pairs))
+    assert response.advice == {"few photos": MAX_CHECKED + 7}
+    assert (len(response.classes), len(response.pairs)) == (MAX_CHECKED, MAX_CHECKED)
+    assert response.classes[0].name == "class 0"
 
 
 def test_classes_history_and_health(client):

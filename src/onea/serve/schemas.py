@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -116,12 +117,18 @@ class HeldOutMistakes(BaseModel):
     misclassified: list[MisclassifiedClass] = Field(description="Classes that are often misclassified.")
 
 
+MAX_CHECKED = 500  # classes and pairs in a response
+
+
 class CheckResponse(BaseModel):
     """The check of the classes, from the statistics of the model."""
 
     version: int
-    classes: list[ClassCheck] = Field(description="Those that need images most come first.")
-    pairs: list[OverlappingPair] = Field(description="Each class with its most similar one; the largest overlap first.")
+    advice: dict[str, int] = Field(description="The number of classes with each advice.")
+    classes: list[ClassCheck] = Field(description=f"Those that need images most come first; at most {MAX_CHECKED}.")
+    pairs: list[OverlappingPair] = Field(
+        description=f"Each class with its most similar ones; the largest overlap first, at most {MAX_CHECKED}."
+    )
     mistakes: HeldOutMistakes
 
     @classmethod
@@ -129,11 +136,15 @@ class CheckResponse(BaseModel):
         """The response for a check."""
         return cls(
             version=check.version,
+            advice=dict(Counter(entry.advice for entry in check.classes)),
             classes=[
                 ClassCheck(name=entry.name, images=entry.taught, most_like=entry.rival, advice=entry.advice)
-                for entry in check.classes
+                for entry in check.classes[:MAX_CHECKED]
             ],
-            pairs=[OverlappingPair(first=pair.first, second=pair.second, overlap=pair.overlap) for pair in check.pairs],
+            pairs=[
+                OverlappingPair(first=pair.first, second=pair.second, overlap=pair.overlap)
+                for pair in check.pairs[:MAX_CHECKED]
+            ],
             mistakes=HeldOutMistakes.model_validate(dataclasses.asdict(check.mistakes)),
         )
 

@@ -41,23 +41,27 @@ function showFormats(formats) {
 const MAX_LISTED = 12;
 
 function showCheck(check) {
-  const urgent = check.classes.filter((info) => !["not measured", "no mistakes stand out"].includes(info.advice));
-  $("check").hidden = !urgent.length && !check.mistakes.absorbing.length;
-  $("check-summary").textContent = `${plural(urgent.length, "class", "classes")} to improve`;
+  const isUrgent = (advice) => !["not measured", "no mistakes stand out"].includes(advice);
+  const urgent = check.classes.filter((info) => isUrgent(info.advice));
+  const count = Object.entries(check.advice).reduce((sum, [advice, classes]) => sum + (isUrgent(advice) ? classes : 0), 0);
+  $("check").hidden = !count && !check.mistakes.absorbing.length;
+  $("check-summary").textContent = `${plural(count, "class", "classes")} to improve`;
   $("check-list").replaceChildren(...urgent.slice(0, MAX_LISTED).map((info) => create("li", {},
     info.advice === "too similar to another class" ? `${info.name}: too similar to ${info.most_like}`
       : info.advice === "often misclassified" ? `${info.name}: often misclassified`
         : `${info.name}: few photos (${info.images.toLocaleString("en")})`)));
-  if (urgent.length > MAX_LISTED) $("check-list").append(create("li", {}, `and ${urgent.length - MAX_LISTED} more`));
+  if (count > MAX_LISTED) $("check-list").append(create("li", {}, `and ${count - MAX_LISTED} more`));
   const { absorbing, mistakes, images } = check.mistakes;
   $("check-list").append(...absorbing.map((entry) => create("li", {},
     `${entry.name}: predicted for ${entry.mistakes} of ${mistakes} misclassified photos (${images} held out)`)));
 }
 
+const MAX_SHOWN = 300; // elements of a list, so that a key pressed in the search is answered at once
+
 function showClasses() {
   const query = $("search").value.trim().toLocaleLowerCase();
   const shown = state.classes.filter((info) => info.name.toLocaleLowerCase().includes(query));
-  $("classes").replaceChildren(...shown.map((info) => {
+  $("classes").replaceChildren(...shown.slice(0, MAX_SHOWN).map((info) => {
     const images = create("span", { title: plural(info.images, "photo", "photos") }, info.images.toLocaleString("en"));
     const className = state.fresh.has(info.name) ? "fresh" : "";
     if (!state.health.teaching) return create("li", { className }, bdi(info.name), images);
@@ -66,6 +70,8 @@ function showClasses() {
     return create("li", { className }, button);
   }));
   if (!shown.length) $("classes").append(create("li", { className: "none" }, "No matching class."));
+  const hidden = shown.length - MAX_SHOWN;
+  if (hidden > 0) $("classes").append(create("li", { className: "none" }, `And ${hidden.toLocaleString("en")} more; search by name.`));
   $("search-status").textContent = query ? `${plural(shown.length, "class", "classes")} found` : "";
   const all = state.classes.length.toLocaleString("en");
   $("classes-count").textContent = query ? `${shown.length.toLocaleString("en")} of ${all}` : all;
@@ -82,7 +88,8 @@ function updateHeight() {
   list.classList.toggle("whole", isExpanded || !isCut);
   $("classes-all").hidden = !isCut;
   $("classes-all").ariaExpanded = String(isExpanded);
-  $("classes-all").textContent = isExpanded ? "Show fewer" : `Show all ${list.childElementCount.toLocaleString("en")}`;
+  const all = list.childElementCount > MAX_SHOWN ? "more" : `all ${list.childElementCount.toLocaleString("en")}`;
+  $("classes-all").textContent = isExpanded ? "Show fewer" : `Show ${all}`;
   updateFade();
 }
 
