@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -17,10 +18,13 @@ from support import ROOT
 from support.models import onnx_runtime_or_skip, tiny_model
 from support.pages import blocks
 
+from onea.classifiers.gaussian import MANY_CLASSES
 from onea.errors import OneaError
 from onea.model import export as exporting
+from onea.model.answers import Snapshot
 from onea.model.export import Graph, export
 from onea.model.learning.images import DecodedImages
+from onea.research.bench.scale import grow
 from onea.vit.onnx import OPSET
 
 
@@ -51,6 +55,15 @@ def test_the_graph_predicts_like_the_model(model, thousand):
     assert clear.float().mean() > 0.9
     assert torch.equal((none > 0.5)[clear], (margins < model.threshold)[clear])
     assert (margins < model.threshold).tolist() == [answer.verdict == "unknown" for answer in answers]
+
+
+def test_a_graph_of_very_many_classes_computes_all_covariances(model, thousand):
+    """The model computes those of a shortlist for each photo."""
+    many = Snapshot(model.engine, grow(model.state, MANY_CLASSES + 20), unknown_rate=0.05)
+    photos = dataclasses.replace(thousand, pixels=thousand.pixels[:50], names=thousand.names[:50])
+    probabilities, _ = Graph(many)(torch.from_numpy(photos.pixels).float() / 255)
+    assert probabilities.shape == (50, MANY_CLASSES + 20)
+    np.testing.assert_allclose(probabilities.detach().numpy(), many.predict_proba(photos), atol=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -228,6 +228,19 @@ def _unknown_runs() -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
+SCALE = "speed/bench-amd-epyc-2-preset-fast-scale.csv"
+
+
+def scale() -> str:
+    """Time, memory and disk space of a model by its number of classes."""
+    settings = list(dict.fromkeys(line["setting"] for line in lines(SCALE)))
+    rows: dict[str, list[str]] = {}
+    for line in lines(SCALE):
+        value, digits = float(line["value"]), 1 if line["unit"] in ("ms", "MB") else 2
+        rows.setdefault(f"{line['measure']}, {line['unit']}", []).append(f"{value:,.{digits}f}")
+    return table(("", *settings), [(name, *values) for name, values in rows.items()], words=1)
+
+
 MEMORY = "models/memory-amd-epyc-2.csv"
 _TRIGGERS = {"fifth": "0.2", "": "0.33", "half": "0.5"}
 _KEPT = {"0": "nothing", "pending": "`pending`", "2": "2", "5": "5", "10": "10", "20": "20"}
@@ -407,5 +420,6 @@ TABLES: dict[str, Callable[..., str]] = {
     "detectors": detectors,
     "gaussian": gaussian,
     "memory": memory,
+    "scale": scale,
     "eight-bits": eight_bits,
 }
