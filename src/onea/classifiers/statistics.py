@@ -98,6 +98,12 @@ class ClassStatistics:
         return len(self.counts)
 
     @property
+    def used_directions(self) -> int:
+        """The largest number of directions of a class."""
+        assert self.factors is not None
+        return int(self.factors.any(2).sum(1).amax()) if self.classes else 0
+
+    @property
     def width(self) -> int:
         """The number of features."""
         return self.means.shape[1]

@@ -53,7 +53,8 @@ def found_names(path: Path) -> list[str]:
 def rows_of(state, name: str) -> list[bytes]:
     """The bytes of each tensor's rows for a class, as they are stored."""
     own = state.classes.index(name)
-    rows = [state.statistics.means[own], state.statistics.factors[own].bfloat16()]
+    factor = state.statistics.factors[own]
+    rows = [state.statistics.means[own], factor[factor.any(1)].bfloat16()]
     rows += [
         *state.held_out_features[state.held_out_rows == own].bfloat16(),
         *state.held_out_fingerprints[state.held_out_rows == own],

@@ -7,6 +7,7 @@ import csv
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from torch.utils.flop_counter import FlopCounterMode
 
 import onea as package
@@ -27,6 +28,10 @@ def test_synthetic_classes_make_a_model_like_any_other(shop, tmp_path):
     grown = grow(state, 30)
     place = tmp_path / "grown.onea"
     folder.write(place, grown, Manifest(Versions((grown.version,), grown.version), model_params(model)), [grown])
+    [file] = place.rglob("state.safetensors")
+    with safe_open(file, "pt") as stored:
+        directions = stored.get_slice("factors").get_shape()[1]
+    assert directions == grown.statistics.used_directions < grown.statistics.factors.shape[1]
     other = package.load(place, threads=1)
     assert len(other.classes_) == 30
     assert other.snapshot().state.images[-1] == 20

@@ -345,6 +345,11 @@ def _build_state(values: Mapping[str, Any], tensors: Tensors, copies: Path) -> S
 
 def _build_statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
     empty = empty_statistics(values["readout"], tensors["prototypes"].shape[1])
+    if empty.factors is not None:  # only the directions that some class has are stored
+        stored = tensors["factors"]
+        factors = stored.new_zeros(len(stored), *empty.factors.shape[1:])
+        factors[:, : stored.shape[1]] = stored
+        tensors = tensors | {"factors": factors}
     return empty.from_state_dict(tensors | {"freedom": torch.tensor(values["freedom"])})
 
 
@@ -354,6 +359,8 @@ def _write_state(path: Path, state: State) -> None:
     for name in ("freedom", *(name for name in ("background", *_OPTIONAL) if not len(tensors[name]))):
         del tensors[name]
     tensors = {name: value.bfloat16() if name in _BFLOAT16 else value for name, value in tensors.items()}
+    if "factors" in tensors:
+        tensors["factors"] = tensors["factors"][:, : state.statistics.used_directions]
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
     values |= {"format": FORMAT, "freedom": state.statistics.degrees_of_freedom}

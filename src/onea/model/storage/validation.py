@@ -361,7 +361,9 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         expected |= {"held_out_features": ("BF16", (held_out, options.views, width))}
         expected |= {"held_out_rows": ("I64", (held_out,)), "held_out_fingerprints": ("I64", (held_out, WORDS))}
     if (factors := empty_statistics(state["readout"], width).factors) is not None:
-        expected |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
+        shape = declared.get("factors", ("", ()))[1]
+        directions = min(shape[1], factors.shape[1]) if len(shape) == 3 else 0
+        expected |= {"factors": ("BF16", (classes, directions, width)), "cut": ("F64", (classes,))}
     count = (len(declared) - len(expected)) // 4
     for block in _adapter_blocks(declared, count, options.adapted_blocks) if options.train else ():
         expected |= {
