@@ -405,7 +405,10 @@ class ClassStatistics:
 
 
 def truncate_factor(rows: Tensor, rank: int) -> tuple[Tensor, float]:
-    """The best factor of ``rows^T rows`` with at most ``rank`` rows, and the largest truncated eigenvalue."""
+    """The best factor of ``rows^T rows`` with at most ``rank`` rows, and the largest truncated eigenvalue.
+
+    Directions whose eigenvalues are rounding errors are left out.
+    """
     if len(rows) <= rows.shape[1]:
         values, left = eigh(rows @ rows.T)
         right = left.T @ rows  # each row is an eigenvector times its singular value
@@ -413,8 +416,8 @@ def truncate_factor(rows: Tensor, rank: int) -> tuple[Tensor, float]:
         values, vectors = eigh(rows.T @ rows)
         right = values.clamp_min(0).sqrt()[:, None] * vectors.T
     order = torch.arange(len(values) - 1, -1, -1, device=values.device)
-    leading = right[order[:rank]]
-    return leading, float(values[order[rank]].clamp_min(0)) if len(values) > rank else 0.0
+    order = order[values[order] > _RCOND * values[-1:].clamp_min(0)]
+    return right[order[:rank]], float(values[order[rank]]) if len(order) > rank else 0.0
 
 
 def _downdate(factor: Tensor, rows: Tensor) -> Tensor:
