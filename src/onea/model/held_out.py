@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.base import Classifier
+from onea.classifiers.gaussian import MANY_CLASSES
 from onea.classifiers.statistics import ClassStatistics
 from onea.model.learning.fingerprints import find_copies
 
 MAX_PER_CLASS, MIN_PER_CLASS, _MAX_IMAGES = 16, 4, 512  # images whose features are stored
-_MAX_SAMPLE = 800  # of very many classes
+_MAX_SAMPLE = 512  # of very many classes
 _BATCH = 512  # images that are scored at a time
 MIN_IMAGES = 20  # on fewer, the accuracy would be misleading
 
@@ -71,7 +72,7 @@ class HeldOutImages:
         classes = rows.unique()
         limit = max(MIN_PER_CLASS, min(MAX_PER_CLASS, _MAX_IMAGES // len(classes)))
         kept = newest_of_each_class(rows, limit)
-        if len(kept) > _MAX_SAMPLE:
+        if len(classes) > MANY_CLASSES:
             # The low bits of a hash are as good as random, and the same images stay in later updates.
             kept = kept[_mix(fingerprints[kept, 0]).argsort()[:_MAX_SAMPLE].sort().values]
         return HeldOutImages(features, rows, fingerprints)[kept]

@@ -14,7 +14,6 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.metrics import wilson_interval
 from onea.model.held_out import predict_held_out
 from onea.model.state import State
-from onea.tensors import to_float64
 
 GOOD_ACCURACY = 0.9  # on the held-out images of a class; such a class needs no more images
 _MIN_MISTAKES = 3  # fewer may be chance
@@ -158,8 +157,8 @@ def gaussian_overlap(statistics: ClassStatistics, images: Sequence[int], cells: 
     Blocks of ``cells`` distances are computed at a time, so memory grows with the number of classes and not with its
     square.
     """
-    points = to_float64(statistics.means) @ statistics.whitening()
-    bias = statistics.width / torch.tensor(images, dtype=torch.float64).clamp_min(1)
+    points = ((statistics.means - statistics.means.mean(0)).double() @ statistics.whitening()).float()
+    bias = statistics.width / torch.tensor(images).clamp_min(1)
     norms = points.square().sum(1) - bias  # a squared distance is the sum of two norms less twice the product
     size = max(1, cells // max(1, len(points)))
     blocks = (
