@@ -54,11 +54,11 @@ def test_the_first_update_says_what_is_stored_and_what_memory_would_bring(onea, 
 def test_memory_is_printed_and_stays_with_the_model(onea, teach):
     out = teach("monday", 0, 1, 2, options=("--memory", "2"))
     assert "The model stores 6 small copies of photos of 3 classes (" in out
-    out = teach("tuesday", 3, options=("--later",))
-    assert "Classes that wait for training: 1 of 4 classes; it is due now" in out
+    out = teach("tuesday", 3, 4, options=("--later",))
+    assert "Classes that wait for training: 2 of 5 classes; it is due now" in out
     facts = info(onea)
-    assert facts["memory"] == {"setting": 2, "copies": 8, "classes": 4, "bytes": facts["memory"]["bytes"]}
-    assert "8 small copies" in Path("shop.onea/README.md").read_text("utf-8")
+    assert facts["memory"] == {"setting": 2, "copies": 10, "classes": 5, "bytes": facts["memory"]["bytes"]}
+    assert "10 small copies" in Path("shop.onea/README.md").read_text("utf-8")
 
 
 def test_refresh_without_folders_uses_the_copies(onea, teach):

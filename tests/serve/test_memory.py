@@ -20,7 +20,7 @@ def memory_shop(shop):
 
 def test_a_training_can_be_left_to_a_refresh(memory_shop, tiny_images):
     with client_of(memory_shop) as client:
-        report = job_end(client, client.post("/learn?later=true", content=class_zip(tiny_images, 3, 4), headers=ZIP))
+        report = job_end(client, client.post("/learn?later=true", content=class_zip(tiny_images, 4, 5), headers=ZIP))
         assert report["total"] == 0
         assert any(line.startswith("The model stores 6 small copies") for line in report["remarks"])
         assert any("it is due now" in line for line in report["remarks"])
@@ -35,7 +35,7 @@ def test_a_training_can_be_left_to_a_refresh(memory_shop, tiny_images):
 def test_a_version_that_is_not_better_is_not_kept(memory_shop, tiny_images, monkeypatch):
     monkeypatch.setattr("onea.model.learning.refresh._accuracies", lambda update: (0.9, 0.5))
     with client_of(memory_shop) as client:
-        job_end(client, client.post("/learn?later=true", content=class_zip(tiny_images, 3, 4), headers=ZIP))
+        job_end(client, client.post("/learn?later=true", content=class_zip(tiny_images, 4, 5), headers=ZIP))
         before = client.get("/healthz").json()["version"]
         report = job_end(client, client.post("/refresh", headers=TEACHER))
         assert (report["status"], report["version"]) == ("done", before)
@@ -56,7 +56,7 @@ def test_a_due_training_begins_when_nothing_changed_for_a_while(memory_shop, tin
     service = service_of(memory_shop, idle_training=0.2)
     contents = photos(tiny_images, 0, "test")
     with live(service) as address, httpx.Client(base_url=address) as client:
-        report = job_end(client, client.post("/learn", content=class_zip(tiny_images, 3, 4), headers=ZIP))
+        report = job_end(client, client.post("/learn", content=class_zip(tiny_images, 4, 5), headers=ZIP))
         assert report["total"] == 0
         wait_for(lambda: service._tried and not service.learning)
         assert client.post("/predict", files=form(contents)).status_code == 200

@@ -16,7 +16,7 @@ from charts import PICTURE, Canvas, linear
 from measured import NOT_MEASURED, SIZES, lines, teaching, teaching_seconds
 from results import table
 
-from onea.vit.network_config import BUNDLED, BUNDLED_LICENCE, IMAGE_SIZE
+from onea.vit.network_config import BUNDLED, IMAGE_SIZE
 
 FRONTIER = "models/frontier-nvidia-h200.csv"
 CLIP = "models/frontier-clip-nvidia-h200.csv"
@@ -141,23 +141,22 @@ def clip() -> str:
 
 
 def strong_networks() -> str:
-    """Strong networks: licence, size, operations, and the accuracy of those that could be measured here."""
+    """Strong networks: size, operations, and the accuracy of those that could be measured here."""
     from timm.models import get_pretrained_cfg
 
     from onea.research.catalogue import BUNDLED_GIGAFLOPS, STRONG_NETWORKS
 
-    def measured(file: str, size: int) -> list[str]:
+    def measured(file: str, size: int) -> str:
         where = {"photos": PHOTOS, "updates": "1", "image_size": str(size), "split": "0"}
-        return [f"{fmean(accuracies(file, **where, training=name).values()):.1f}" for name in TRAININGS]
+        return ", ".join(f"{fmean(accuracies(file, **where, training=name).values()):.1f}" for name in TRAININGS)
 
-    rows = [(f"`{BUNDLED}`", BUNDLED_LICENCE, "included", str(IMAGE_SIZE), "1", *measured(FRONTIER, IMAGE_SIZE))]
+    rows = [(f"`{BUNDLED}`", "", str(IMAGE_SIZE), "1", measured(FRONTIER, IMAGE_SIZE))]
     for name, network in STRONG_NETWORKS.items():
         config = get_pretrained_cfg(name)
         times = f"{network.gigaflops / BUNDLED_GIGAFLOPS:.0f}"
-        found = measured(CLIP, 224) if name == CLIP_NETWORK else ["", ""]
-        rows.append((f"`{name}`", config.license, str(network.megabytes), str(config.input_size[-1]), times, *found))
-    heads = ("network", "licence", "MB", "pixels", "operations", "nothing trained, %", "`auto`, %")
-    return table(heads, rows, words=2)
+        found = measured(CLIP, 224) if name == CLIP_NETWORK else ""
+        rows.append((f"`{name}`", str(network.megabytes), str(config.input_size[-1]), times, found))
+    return table(("network", "MB", "px", "×", "%"), rows, words=1)
 
 
 # the figure
