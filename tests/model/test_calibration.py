@@ -238,3 +238,24 @@ def test_signals_of_training_images_are_corrected():
     assert (half < moved).all()
     none = torch.zeros_like(untrained)
     assert torch.equal(_correct_for_training(signals, alone, each // 4, none), signals), "nothing was trained"
+
+
+def test_signals_of_many_new_classes_are_those_of_few(tiny_vit, many, monkeypatch):
+    """With many classes, only the nearest ones are compared; here, those are all of them."""
+    state = tiny_model(tiny_vit, readout="rgda").learn(many / "train").snapshot().state
+    blank = dataclasses.replace(state, statistics=empty_statistics("rgda", state.statistics.width))
+    generator = torch.Generator().manual_seed(1)
+    classes, images = len(state.classes), 8
+    rows = torch.arange(classes).repeat_interleave(images)
+    features = torch.randn(classes, 1, 64, generator=generator) * 2 + 5
+    views = (features + torch.randn(classes, images, 64, generator=generator)).flatten(0, 1)[None]
+    nothing = blank.statistics.pad_to(classes)
+    after = dataclasses.replace(state, statistics=nothing.add(views[0], rows))
+    arguments = after, nothing, views, rows, torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
+    few, accuracy = calibrate(*arguments)
+    monkeypatch.setattr(calibration, "MANY_CLASSES", 1)
+    found, accuracy_of_many = calibrate(*arguments)
+    assert accuracy_of_many == accuracy
+    weighted, expected = found.held_out_signals[:, :-1], few.held_out_signals[:, :-1]
+    # Not equal, because with so few classes the spread of their means depends on the fold.
+    assert ((weighted - expected).mean(0).abs() < 0.5 * expected.std(0)).all()

@@ -163,7 +163,8 @@ def calibrate(
     features, all_rows, spread = views[0], rows, None
     if len(state.classes) > MANY_CLASSES:
         near = state.statistics.nearest_classes(rows.unique(), NEAREST_CLASSES)
-        before, rows, spread = before.select_classes(near), torch.searchsorted(near, rows), ClassSpread.of(before)
+        before, rows = before.select_classes(near), torch.searchsorted(near, rows)
+        spread = ClassSpread.of(state.statistics)  # not of ``before``, in which new classes are empty
     scores, signals = torch.empty(len(rows), before.classes), torch.empty(len(rows), NUM_SIGNALS)
     for fold, others in leave_folds_out(before, views, rows, groups, _FOLDS):
         scores[fold], signals[fold] = _scores_and_signals(state, others, features[fold], spread)
