@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +18,7 @@ WIDTH, IMAGES = 32, 30
 
 
 def class_features(classes: int, images: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of classes, each with variances of its own along its own axes."""
+    """Features of classes with different covariances."""
     draws = torch.Generator().manual_seed(0)
     means = 2 * torch.randn(classes, WIDTH, generator=draws)
     roots = torch.randn(classes, WIDTH, WIDTH, generator=draws) * torch.logspace(-1, 0.3, WIDTH)[:, None] / WIDTH**0.5
@@ -46,6 +48,21 @@ def test_scores_of_many_classes_are_those_of_all_covariances(statistics):
 def test_up_to_many_classes_all_are_scored_by_their_covariances(statistics):
     few = statistics.select_classes(torch.arange(MANY_CLASSES))
     assert isinstance(RegularisedGaussian().fit(few), GaussianScores)
+
+
+def test_other_classes_keep_their_order_below_the_shortlist(statistics):
+    """Their scores are those of the pooled covariance, lowered by one number for each image."""
+    features = class_features(MANY_CLASSES + 100, 1, seed=8)[0][:20]
+    scores = RegularisedGaussian(prior_images=30).fit(statistics)(features)
+    pooled = RegularisedGaussian().fit(dataclasses.replace(statistics, factors=None, cut=None))(features)
+    lowered = pooled - scores
+    others = (lowered - lowered.median(1, keepdim=True).values).abs() < 1e-3
+    assert (others.sum(1) >= MANY_CLASSES + 100 - 16).all()
+    assert (scores.where(others, -torch.inf).amax(1) <= scores.where(~others, torch.inf).amin(1) + 1e-3).all()
+
+
+def test_no_features_have_no_scores(statistics):
+    assert RegularisedGaussian().fit(statistics)(torch.empty(0, WIDTH)).shape == (0, MANY_CLASSES + 100)
 
 
 def test_batches_do_not_change_scores(statistics, monkeypatch):

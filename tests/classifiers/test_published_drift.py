@@ -142,7 +142,8 @@ def test_the_gaussians_of_classes_have_the_pooled_covariance_on_average(seed, di
     found = covariances(known)
     weighted = sum(weight * covariance for weight, covariance in zip(freedom, found, strict=True)) / freedom.sum()
     torch.testing.assert_close(weighted, pooled, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[1], pooled, rtol=1e-6, atol=1e-8)  # a single image has no covariance of its own
+    # The covariance of a single image is the pooled one.
+    torch.testing.assert_close(found[1], pooled, rtol=1e-6, atol=1e-8)
 
 
 def test_with_all_directions_the_gaussian_of_a_class_is_its_own():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.classifiers.samples import class_gaussians
-from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, truncate_factor
+from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, truncate_factor, used_rows
 from onea.schema import Count, NotNegative, Positive
 from onea.tensors import eigh, row_blocks, to_float64
 
@@ -83,8 +83,7 @@ class RegularisedGaussian(Classifier):
         exact = counts[classes].to(whitening.dtype)
         # factor^T factor is the covariance of a class in the whitened space.
         chosen, scale = factors[classes].to(whitening.dtype), (exact - 1).clamp_min(1).sqrt()[:, None, None]
-        used = int(chosen.any(2).sum(1).amax()) if len(chosen) else 0
-        chosen = chosen[:, : max(1, used)]  # further rows are zero in all of these classes
+        chosen = chosen[:, : max(1, used_rows(chosen))]
         variances, axes = _leading_axes(chosen @ whitening / scale, self.directions)
         weight = (exact / (exact + self.prior_images))[:, None]
         return axes, torch.where(variances > 0, weight * variances + 1 - weight, 1.0)
@@ -105,7 +104,7 @@ class LowRankGaussian(Classifier):
     """LR-RGDA: Gaussian classes, whose covariance is a low-rank correction of a shared one.
 
     With ``S_c`` the covariance of a class, of which the leading ``rank`` directions are kept, and ``S`` the mean of the
-    covariances of all classes, whatever their numbers of images, class ``c`` has the covariance
+    covariances of all classes, not weighted by their numbers of images, the covariance of class ``c`` is
 
         B + alpha1 S_c,   B = alpha2 S + alpha3 I
 
@@ -211,8 +210,8 @@ class ShortlistScores(Scorer):
     """Log-likelihoods per feature if there are very many classes: the time for covariances does not depend on them.
 
     Under the pooled covariance alone, all classes cost one matrix product. By that, the nearest classes of each image
-    are found; their scores are those of ``GaussianScores``. The other classes keep the score under the pooled
-    covariance, but none scores higher than the shortlist.
+    are found; their scores are those of ``GaussianScores``. The other classes keep their order under the pooled
+    covariance. If the best of them would score higher than the shortlist, all of them are lowered by the difference.
 
     Args:
         whitening: ``[width, width]``.
@@ -239,15 +238,17 @@ class ShortlistScores(Scorer):
 
     def forward(self, features: Tensor) -> Tensor:
         """Log-likelihoods; large batches are scored in parts."""
-        blocks = row_blocks(len(features), len(self.get_buffer("means")), _MAX_ELEMENTS)
-        return torch.cat([self._score(features[rows]) for rows in blocks])
+        classes = len(self.get_buffer("means"))
+        blocks = row_blocks(len(features), classes, _MAX_ELEMENTS)
+        return torch.cat([features.new_empty(0, classes), *(self._score(features[rows]) for rows in blocks)])
 
     def _score(self, features: Tensor) -> Tensor:
         means, width = self.get_buffer("means"), features.shape[1]
         whitened = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
         scores = torch.addmm(self.get_buffer("constant"), whitened, means.T)
         scores -= whitened.square().sum(1, keepdim=True) / 2
-        shortlists = scores.topk(_SHORTLIST).indices
+        nearest = scores.topk(_SHORTLIST + 1)
+        shortlists, best_other = nearest.indices[:, :-1], nearest.values[:, -1:]
         classes, position = shortlists.unique(return_inverse=True)
         axes, variances = (part.to(features) for part in self.covariances(classes))
         gains, constants = 1 - 1 / variances, variances.log().sum(1)
@@ -258,8 +259,8 @@ class ShortlistScores(Scorer):
             projections = (axes[chosen] @ deviations[..., None])[..., 0]
             exact[rows] = ((projections.square() * gains[chosen]).sum(2) - constants[chosen]) / 2
         exact += scores.gather(1, shortlists)
-        scores = scores.minimum(exact.amin(1, keepdim=True)).scatter(1, shortlists, exact)
-        return scores / width
+        scores -= (best_other - exact.amin(1, keepdim=True)).clamp_min(0)
+        return scores.scatter(1, shortlists, exact) / width
 
 
 @dataclass(frozen=True)

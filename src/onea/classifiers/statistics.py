@@ -98,12 +98,6 @@ class ClassStatistics:
         return len(self.counts)
 
     @property
-    def used_directions(self) -> int:
-        """The largest number of directions of a class."""
-        assert self.factors is not None
-        return int(self.factors.any(2).sum(1).amax()) if self.classes else 0
-
-    @property
     def width(self) -> int:
         """The number of features."""
         return self.means.shape[1]
@@ -402,6 +396,15 @@ class ClassStatistics:
             return factor, truncated * float(values[-1])  # mapping back scales a direction by at most this
 
         return truncate
+
+
+def used_rows(factors: Tensor) -> int:
+    """The largest number of directions of a class; further rows of all factors ``[C, directions, width]`` are zero.
+
+    >>> used_rows(torch.tensor([[[1.0, 2.0], [0.0, 0.0]]]))
+    1
+    """
+    return int(factors.any(2).sum(1).amax()) if len(factors) else 0
 
 
 def truncate_factor(rows: Tensor, rank: int) -> tuple[Tensor, float]:

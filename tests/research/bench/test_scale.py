@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import onea as package
 from onea.classifiers.gaussian import MANY_CLASSES
+from onea.classifiers.statistics import used_rows
 from onea.model.learning.images import read_labelled
 from onea.model.learning.update import learn
 from onea.model.storage import folder
@@ -31,7 +32,7 @@ def test_synthetic_classes_make_a_model_like_any_other(shop, tmp_path):
     [file] = place.rglob("state.safetensors")
     with safe_open(file, "pt") as stored:
         directions = stored.get_slice("factors").get_shape()[1]
-    assert directions == grown.statistics.used_directions < grown.statistics.factors.shape[1]
+    assert directions == used_rows(grown.statistics.factors) < grown.statistics.factors.shape[1]
     other = package.load(place, threads=1)
     assert len(other.classes_) == 30
     assert other.snapshot().state.images[-1] == 20
@@ -63,3 +64,10 @@ def test_models_of_several_sizes_are_measured(onea, tmp_path):
     measured = {row["measure"] for row in rows}
     assert {"load", "predict one photo", "one more class", "check", "one version on disk"} <= measured
     assert all(float(row["value"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("text", ["", "many", "1", "10,-5", "10;20", "9999999999"])
+def test_invalid_numbers_of_classes_are_refused(text, onea, tmp_path):
+    code, _, err = onea("bench", "--scale", text or ",", "--out", str(tmp_path))
+    assert code != 0
+    assert "numbers of classes from 2 to 100,000" in err

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from onea import __version__
-from onea.classifiers.statistics import ClassStatistics
+from onea.classifiers.statistics import ClassStatistics, used_rows
 from onea.errors import OneaError
 from onea.files import (
     DamagedFile,
@@ -360,7 +360,7 @@ def _write_state(path: Path, state: State) -> None:
         del tensors[name]
     tensors = {name: value.bfloat16() if name in _BFLOAT16 else value for name, value in tensors.items()}
     if "factors" in tensors:
-        tensors["factors"] = tensors["factors"][:, : state.statistics.used_directions]
+        tensors["factors"] = tensors["factors"][:, : used_rows(tensors["factors"])]
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
     values |= {"format": FORMAT, "freedom": state.statistics.degrees_of_freedom}

@@ -23,7 +23,7 @@ import torch
 
 import onea
 from onea import OneA, seeds
-from onea.errors import OneaError
+from onea.errors import OneaError, truncate
 from onea.model.evaluation.check import check_model
 from onea.model.held_out import HeldOutImages
 from onea.model.state import State
@@ -42,18 +42,28 @@ _SPREAD = 3.0  # standard deviations between classes, in those within a class
 _SIDE = 256
 _BLOCK = 500  # classes
 _REPEATS = 15
+_MAX_CLASSES = 100_000
 
 Photos = list[npt.NDArray[np.uint8]]
 
 
-def scale_bench(config: BenchConfig, sizes: Sequence[int], on_status: OnStatus = lambda text: None) -> BenchResult:
-    """Measure models with these numbers of classes, each in a new process.
+def parse_classes(text: str) -> tuple[int, ...]:
+    """Numbers of classes from text.
 
-    Raises:
-        OneaError: a number is less than 2.
+    >>> parse_classes("10,1000")
+    (10, 1000)
     """
-    if min(sizes) < 2:
-        raise OneaError(f"--scale has {min(sizes)}; a model needs at least 2 classes here.")
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and 2 <= int(word) <= _MAX_CLASSES for word in words):
+        raise OneaError(
+            f"--scale is '{truncate(text)}'; give numbers of classes from 2 to {_MAX_CLASSES:,}, separated by commas, "
+            "such as 10,1000."
+        )
+    return tuple(map(int, words))
+
+
+def scale_bench(config: BenchConfig, sizes: Sequence[int], on_status: OnStatus = lambda text: None) -> BenchResult:
+    """Measure models with these numbers of classes, each in a new process."""
     load, rows = load_average(), []
     for classes in sizes:
         on_status(f"{classes:,} classes")

@@ -60,8 +60,7 @@ def bench(
     from onea.research.bench.results import print_result
     from onea.research.bench.run import bench as measure
     from onea.research.bench.run import stream_bench
-    from onea.research.bench.scale import scale_bench
-    from onea.research.streams import parse_sizes
+    from onea.research.bench.scale import parse_classes, scale_bench
 
     modes = [name for name, value in (("data", data), ("export", export), ("scale", scale)) if value]
     if len(modes) > 1:
@@ -78,7 +77,7 @@ def bench(
         if data:
             result = stream_bench(config, data, out, status.update)
         elif scale:
-            result = scale_bench(config, parse_sizes(scale), status.update)
+            result = scale_bench(config, parse_classes(scale), status.update)
         else:
             result = (export_bench if export else measure)(config, status.update)
     print_result(result)

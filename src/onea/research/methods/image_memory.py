@@ -43,7 +43,7 @@ class KeptImages:
         )
 
     def as_task(self, task: Task) -> Task:
-        """A task with the kept images of all classes so far in place of its own."""
+        """The task with its images replaced by the kept images of all classes so far."""
         return replace(task, classes=range(task.classes.stop), rows=self.rows, labels=self.labels)
 
     def extend(self, task: Task) -> Task:
