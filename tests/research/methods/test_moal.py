@@ -122,13 +122,19 @@ def test_the_ridge_is_selected_once_two_classes_are_known(tiny_run):
     assert strengths[1] == strengths[2] > 0
 
 
-def test_misclassified_features_of_old_classes_join_the_sums(tiny_run):
+def before_rumination(tiny_run):
+    """The method, a second task, and its update, whose features were added to the sums."""
     ready = moal(tiny_run, "3,3")
     learn_all(ready, [0])
     method, task = ready.method, ready.task(1)
     method.head.append_rows(torch.ones(3, method.vit.width))
     update = method.update(task)
     method._set_sums(method.sums.add(update.features[0], task.labels))
+    return method, task, update
+
+
+def test_misclassified_features_of_old_classes_join_the_sums(tiny_run):
+    method, task, update = before_rumination(tiny_run)
     gram, counts, means = method.sums.gram.sum(0), method.sums.counts.sum(0), method.prototypes
     expected, number = gram.clone(), 0
     for row in range(3):
@@ -144,19 +150,14 @@ def test_misclassified_features_of_old_classes_join_the_sums(tiny_run):
 
 
 def test_without_misclassified_features_rumination_changes_nothing(tiny_run):
-    ready = moal(tiny_run, "3,3")
-    learn_all(ready, [0])
-    method, task = ready.method, ready.task(1)
-    method.head.append_rows(torch.ones(3, method.vit.width))
-    update = method.update(task)
-    method._set_sums(method.sums.add(update.features[0], task.labels))
+    method, task, update = before_rumination(tiny_run)
     before, regression = method.sums, method.regression()
 
-    def always_right(features):  # the old classes are asked one after the other
+    def always_correct(features):  # the old classes come one after the other
         return F.one_hot(torch.full((len(features),), next(rows)), 6)
 
     rows = iter(range(3))
-    method._regression = always_right
+    method._regression = always_correct
     assert method._ruminate(update.features[0], task.labels, range(3)) == 0
     assert torch.equal(method.sums.gram, before.gram)
     assert torch.equal(method.sums.hits, before.hits)
