@@ -83,7 +83,7 @@ class Ablation:
         self.trained = 0
 
     def learn(self, task: Task) -> Iterator[tuple[str, str, Tensor]]:
-        """Learn a task; yields map, classifier and whether each test image of the classes so far is answered right."""
+        """Learn a task; yields map, classifier and which test images of the classes so far are classified correctly."""
         before = self._features(task)
         self.trained += bool(self.method.learn(task)["trained"])
         after = self._features(task)
